@@ -83,7 +83,7 @@ class Pool:
     def find(self, block_hash: bytes, group: int) -> int:
         """Return the block that got this key first, or 0."""
         raw = exact_bytes(block_hash)
-        return lib.shms_blockpool_find(self._c, raw.ljust(HASH_BYTES, b"\0"), len(raw), group)
+        return check(lib.shms_blockpool_find(self._c, raw.ljust(HASH_BYTES, b"\0"), len(raw), group))
 
     def key(self, ids: bytes, hashes: HashList, first: int, factor: int, group: int) -> None:
         """Give blocks `ids`, which are blocks `first`, `first` + 1, … of a request, their keys."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from typing import Any, Final
+
+import numpy as np
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.hidden import held
 from shmstore.bindings.kv_errors import check, check_valid, refusal
 
 HASH_BYTES: Final = 32
+_PADDED = np.dtype((np.void, HASH_BYTES))
 
 
 def exact_bytes(value: Any) -> bytes:
@@ -70,15 +72,7 @@ class HashList:
         check_valid(lib.shms_hashlist_valid(self._c))
 
 
-_SPLIT_256 = struct.Struct("32s" * 256)
-
-
 def split_hashes(raw: bytes, width: int, factor: int = 1) -> list[bytes]:
     """Return the last of every `factor` hashes in the result of `HashList.raw`."""
-    if width != HASH_BYTES or factor != 1:
-        return [raw[i : i + width] for i in range((factor - 1) * HASH_BYTES, len(raw), factor * HASH_BYTES)]
-    if len(raw) < _SPLIT_256.size:
-        return list(struct.unpack("32s" * (len(raw) // HASH_BYTES), raw))
-    whole = len(raw) // _SPLIT_256.size * _SPLIT_256.size
-    parts = [part for chunk in _SPLIT_256.iter_unpack(memoryview(raw)[:whole]) for part in chunk]
-    return parts + split_hashes(raw[whole:], width)
+    padded: list[bytes] = np.frombuffer(raw, _PADDED)[factor - 1 :: factor].tolist()
+    return padded if width == HASH_BYTES else [block_hash[:width] for block_hash in padded]

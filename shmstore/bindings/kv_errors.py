@@ -5,7 +5,6 @@ from typing import Final
 from shmstore.bindings._shmstore import ffi, lib
 
 FULL: Final[int] = lib.SHMS_KV_EFULL
-ARGUMENT: Final[int] = lib.SHMS_KV_EARGUMENT
 
 
 def meaning(code: int) -> str:

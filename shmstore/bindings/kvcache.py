@@ -9,7 +9,7 @@ from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.blockpool import Pool
 from shmstore.bindings.hashlist import HashList
 from shmstore.bindings.hidden import held
-from shmstore.bindings.kv_errors import ARGUMENT, FULL, check, check_valid, refusal
+from shmstore.bindings.kv_errors import FULL, check, check_valid, refusal
 
 KINDS: Final[dict[str, int]] = {
     "full": lib.SHMS_KV_FULL,
@@ -68,10 +68,7 @@ class Tables:
     def find(self, hashes: HashList, max_tokens: int) -> int:
         """Return the number of tokens in the longest cached prefix."""
         record = self._answer = self._found
-        try:
-            n: int = _find(self._c, record, hashes._c, max_tokens)
-        except OverflowError:  # not an int64
-            n = ARGUMENT
+        n: int = _find(self._c, record, hashes._c, max_tokens)
         if n < 0:
             raise refusal(n)
         return n
@@ -97,8 +94,6 @@ class Tables:
                 self._c, record, passed, computed, external, n_new, lookahead, n_tokens, n_encoder, reserved, delay,
                 hashes._c, ids, _NULL if counts is None else counts,
             )  # fmt: skip
-        except OverflowError:  # not an int64
-            rc = ARGUMENT
         finally:
             if not record.table:
                 self._requests.pop(request_id, None)
@@ -117,14 +112,12 @@ class Tables:
     ) -> int:  # fmt: skip
         """Return the number of blocks that a request still needs to reach `n_tokens`."""
         record = self._requests.get(request_id, self._found)
-        try:
-            n = lib.shms_kvcache_needed(
+        return check(
+            lib.shms_kvcache_needed(
                 self._c, record, n_tokens, computed, external, n_encoder, in_flight, ids,
                 _NULL if counts is None else counts,
-            )  # fmt: skip
-        except OverflowError:  # not an int64
-            n = ARGUMENT
-        return check(n)
+            )
+        )  # fmt: skip
 
     def skip(self, request_id: str, passed: int) -> None:
         """Give back what windows need no more after `passed` tokens."""
@@ -143,19 +136,16 @@ class Tables:
             raise refusal(rc, record.wanted, record.there)
         self.settled[request_id] = record.settled
 
-    def release(self, request_id: str) -> None:
-        """Free the request's tables, if it has any."""
-        self._release(request_id, 0)
-
     def pop(self, request_id: str) -> bytes:
         """Drop the request's tables, and return the blocks of all groups with their references."""
         if request_id not in self:
             return b""
         self._answer = self._requests[request_id]
-        self._release(request_id, 1)
+        self.release(request_id, keep=True)
         return self.ids()
 
-    def _release(self, request_id: str, keep: int) -> None:
+    def release(self, request_id: str, keep: bool = False) -> None:
+        """Drop the request's tables, if it has any, and their references unless `keep`."""
         record = self._requests.get(request_id)
         if record is None:
             return

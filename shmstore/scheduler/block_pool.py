@@ -16,7 +16,7 @@ from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
 from shmstore.scheduler.extra_keys import EventSource
-from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, ids_of
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, blocks_of, ids_of
 from shmstore.scheduler.kv_cache_config import KVCacheSpec, SlidingWindowSpec
 from shmstore.scheduler.metrics import KVCacheMetricsCollector
 
@@ -113,14 +113,14 @@ class BlockPool:
             found.append(self.core.find(block_hash, group))
         return [KVCacheBlock(self, block_id) for block_id in found] if all(found) else None
 
-    def get_new_blocks(self, n: int) -> BlockSequence:
+    def get_new_blocks(self, n: int) -> list[KVCacheBlock]:
         """Take n blocks, which lose their contents, from the head of the queue. ValueError if fewer are free."""
         check_range(0, n=n)
         ids = self.core.get(n)
         if ids is None:
             raise ValueError(f"Cannot get {n} free blocks from the pool")
         self.notify_metrics(b"", ids, ids)
-        return BlockSequence(self, ids)
+        return blocks_of(self, ids)
 
     def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
         """Add a reference to each block of each group, except null blocks; free blocks leave the queue."""
@@ -181,7 +181,7 @@ class BlockPool:
         source = EventSource.of(request) if self.events_enabled else None
         self.core.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
         if source is not None:
-            self.record_stored(source, hashes, num_cached + lead, num_full, block_size, factor, group_id)
+            self.record_stored(source, hashes, num_cached + lead, num_full, block_size, group_id)
 
     def evict_blocks(self, ids: Iterable[int]) -> None:
         """Drop the keys of these blocks, in this order; users keep the blocks. ValueError for another id."""
@@ -196,25 +196,15 @@ class BlockPool:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents and return True; while any block is in use, log a warning and return False."""
-        if not self.forget():
-            return False
-        self.notify_reset()
-        return True
-
-    def forget(self) -> bool:
-        """Do `reset_prefix_cache`, but let the caller, a manager, call `notify_reset` when it is done."""
         if not self.core.reset():
             in_use = self.num_blocks - 1 - self.core.n_free
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
             return False
         if self.events_enabled:
             self._pending.append((self.core.log_len, AllBlocksCleared))
-        return True
-
-    def notify_reset(self) -> None:
-        """Tell the metrics, if there are any, that all contents are gone; log errors as `notify_metrics` does."""
         if self.metrics is not None:
             self._notify([("reset", ())])
+        return True
 
     # ---- metrics and events; called by the managers after each change, the metrics last ----
 
@@ -244,10 +234,10 @@ class BlockPool:
                 failed = True
 
     def record_stored(
-        self, source: EventSource, hashes: BlockHashes, first: int, end: int, block_size: int, factor: int,
-        group_id: int,
-    ) -> None:  # fmt: skip
+        self, source: EventSource, hashes: BlockHashes, first: int, end: int, block_size: int, group_id: int
+    ) -> None:
         """Record that blocks first … end-1 of a request got their keys; `source` was read before, as it may raise."""
+        factor = block_size // (self.hash_block_size or block_size)
         width, ints, raw = hashes.width, self.int_event_hashes, hashes.raw(first * factor, end * factor)
         before = hashes.raw(first * factor - 1, first * factor) if first else b""
         tokens = source.token_ids[first * block_size : end * block_size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields
 
 from shmstore.errors import shown
 from shmstore.scheduler.checks import check_range
@@ -54,47 +55,36 @@ def compute_encoder_budget(
     return max(max_num_encoder_input_tokens, largest), max(encoder_cache_size, largest)
 
 
+@dataclass
 class MultiModalBudget:
     """How many items of each modality fit into a prompt and into a batch.
 
     `max_tokens_by_modality` has the encoder tokens of the largest item, and `limits_per_prompt` the items that a prompt
-    may have. The budget of a step is the smaller of `compute_budget` and `cache_size`. ValueError for negative numbers,
-    and for a modality without a limit.
+    may have. ValueError for negative numbers, and for a modality without a limit.
     """
 
-    def __init__(
-        self,
-        max_tokens_by_modality: Mapping[str, int],
-        limits_per_prompt: Mapping[str, int],
-        *,
-        compute_budget: int,
-        cache_size: int,
-        max_model_len: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        enable_chunked_prefill: bool = True,
-    ) -> None:
-        _check_counts("max_tokens_by_modality", max_tokens_by_modality)
-        _check_counts("limits_per_prompt", limits_per_prompt)
-        check_range(
-            0,
-            compute_budget=compute_budget,
-            cache_size=cache_size,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
-        for modality in max_tokens_by_modality:
-            if modality not in limits_per_prompt:
+    max_tokens_by_modality: Mapping[str, int]
+    limits_per_prompt: Mapping[str, int]
+    _: KW_ONLY
+    compute_budget: int
+    cache_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool = True
+
+    def __post_init__(self) -> None:
+        _check_counts("max_tokens_by_modality", self.max_tokens_by_modality)
+        _check_counts("limits_per_prompt", self.limits_per_prompt)
+        check_range(0, **{each.name: getattr(self, each.name) for each in fields(self) if each.type == "int"})
+        for modality in self.max_tokens_by_modality:
+            if modality not in self.limits_per_prompt:
                 raise ValueError(f"limits_per_prompt says nothing of {shown(modality)}")
-        self.max_tokens_by_modality = dict(max_tokens_by_modality)
-        self.limits_per_prompt = dict(limits_per_prompt)
-        self.budget = min(compute_budget, cache_size)
-        """Encoder tokens of a step."""
-        self.max_model_len = max_model_len
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.enable_chunked_prefill = enable_chunked_prefill
+
+    @property
+    def budget(self) -> int:
+        """Encoder tokens of a step: the smaller of `compute_budget` and `cache_size`."""
+        return min(self.compute_budget, self.cache_size)
 
     def get_max_items(self, modality: str) -> tuple[int, int]:
         """Return (items per prompt, items per batch), 0 without tokens or budget; KeyError for another modality."""

@@ -9,17 +9,6 @@ from typing import Any, Final
 
 from shmstore.errors import shown
 
-__all__ = [
-    "INT32_LIMIT",
-    "INT64_LIMIT",
-    "TOKEN_LIMIT",
-    "check_in_order",
-    "check_placeholders",
-    "check_range",
-    "plain_token_ids",
-    "whole",
-]
-
 TOKEN_LIMIT: Final = 1 << 60
 """Every number of tokens is below this, so that C can add any three of them."""
 INT32_LIMIT: Final = 1 << 31

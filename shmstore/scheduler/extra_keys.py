@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["EventSource", "digest_of_rows", "lora_of"]
-
 _new = tuple.__new__  # half the cost of the generated __new__ of a NamedTuple
 
 
@@ -56,10 +54,8 @@ class EventSource(NamedTuple):
         """Return for each block in tokens start … stop its extra keys without their kinds, or None if it has none."""
         if self.lora_name is None and not self.mm_features and self.cache_salt is None and self.prompt_embeds is None:
             return [None] * ((stop - start) // block_size)  # most requests: no list for each block
-        keys: list[list[Any]] = [[] for _ in range(start, stop, block_size)]
-        if self.lora_name is not None:
-            for own in keys:
-                own.append(self.lora_name)
+        lora = [] if self.lora_name is None else [self.lora_name]
+        keys: list[list[Any]] = [[*lora] for _ in range(start, stop, block_size)]
         for feature in self.mm_features:
             offset, length = feature.mm_position.offset, feature.mm_position.length
             first = max(start, offset // block_size * block_size)

@@ -1,29 +1,26 @@
-"""Blocks in Python: packed ids, and objects that are made only when they are accessed."""
+"""Blocks in Python: packed ids, and objects that are made only for who asks for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from shmstore.bindings.blockpool import Pool, pack_ids, unpack_ids
+from shmstore.bindings.blockpool import pack_ids, unpack_ids
 
-__all__ = ["BlockSequence", "KVCacheBlock", "KVCacheBlocks", "empty_blocks", "ids_of"]
+if TYPE_CHECKING:
+    from shmstore.scheduler.block_pool import BlockPool
 
-
-class OwnsBlocks(Protocol):
-    """What blocks need of their pool, such as a `BlockPool`."""
-
-    core: Pool
+__all__ = ["KVCacheBlock", "KVCacheBlocks", "blocks_of", "empty_blocks", "ids_of"]
 
 
 @dataclass(slots=True, unsafe_hash=True, repr=False)
 class KVCacheBlock:
     """A view of one block of a pool as it is now; views of the same block are equal."""
 
-    _pool: OwnsBlocks
+    _pool: BlockPool
     block_id: int
 
     @property
@@ -45,72 +42,27 @@ class KVCacheBlock:
         return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, block_hash={self.block_hash})"
 
 
-class BlockSequence(Sequence[KVCacheBlock]):
-    """A sequence of blocks of one pool; makes a `KVCacheBlock` when an item is accessed."""
-
-    __slots__ = ("packed_ids", "pool")
-    __hash__ = None  # type: ignore[assignment]
-    packed_ids: bytes
-    """The ids as native int32."""
-    pool: OwnsBlocks
-    """The pool of the blocks."""
-
-    def __init__(self, pool: OwnsBlocks, ids: bytes) -> None:
-        self.pool = pool
-        self.packed_ids = ids
-
-    def __len__(self) -> int:
-        return len(self.packed_ids) // 4
-
-    @overload
-    def __getitem__(self, index: int) -> KVCacheBlock: ...
-    @overload
-    def __getitem__(self, index: slice) -> BlockSequence: ...
-    def __getitem__(self, index: int | slice) -> KVCacheBlock | BlockSequence:
-        ids = memoryview(self.packed_ids).cast("i")
-        if isinstance(index, slice):
-            return BlockSequence(self.pool, ids[index].tobytes())
-        return KVCacheBlock(self.pool, ids[index])
-
-    def __iter__(self) -> Iterator[KVCacheBlock]:
-        return (KVCacheBlock(self.pool, block_id) for block_id in unpack_ids(self.packed_ids))
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, BlockSequence):
-            return self.packed_ids == other.packed_ids and (self.pool is other.pool or not self.packed_ids)
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
-
-    def __add__(self, other: Sequence[KVCacheBlock]) -> list[KVCacheBlock]:
-        return [*self, *other]
-
-    def __radd__(self, other: Sequence[KVCacheBlock]) -> list[KVCacheBlock]:
-        return [*other, *self]
-
-    def __repr__(self) -> str:
-        return f"BlockSequence({unpack_ids(self.packed_ids)})"
+def blocks_of(pool: BlockPool, ids: bytes) -> list[KVCacheBlock]:
+    """Return the blocks of these packed ids."""
+    return [KVCacheBlock(pool, block_id) for block_id in unpack_ids(ids)]
 
 
-def ids_of(blocks: Iterable[Any], pool: OwnsBlocks) -> bytes:
+def ids_of(blocks: Iterable[Any], pool: BlockPool) -> bytes:
     """Return the packed ids of blocks, objects with a ``block_id``; ValueError for blocks of another pool."""
-    if isinstance(blocks, BlockSequence):
-        ids, others = blocks.packed_ids, blocks.pool is not pool and len(blocks) > 0
-    else:
-        blocks = list(blocks)
-        ids = pack_ids(block.block_id for block in blocks)
-        others = any(getattr(block, "_pool", pool) is not pool for block in blocks)
-    if others:
+    blocks = list(blocks)
+    if any(getattr(block, "_pool", pool) is not pool for block in blocks):
         raise ValueError("blocks of different pools do not mix: an id means nothing in another pool")
-    return ids
+    return pack_ids(block.block_id for block in blocks)
 
 
 @dataclass(init=False, slots=True, unsafe_hash=True, repr=False)
 class KVCacheBlocks:
     """Blocks for one request, one sequence for each group: the result of look-ups and allocations.
 
-    It is a value, and does not follow the request's table. Block objects are made when an item of `blocks` is accessed.
+    It is a value, and does not follow the request's table.
     """
 
-    pool: OwnsBlocks | None
+    pool: BlockPool | None
     """The pool of the blocks; None only if there are no blocks."""
     packed_ids: bytes
     """The ids of all groups as native int32, group after group."""
@@ -125,7 +77,7 @@ class KVCacheBlocks:
         self.counts = tuple(len(ids) // 4 for ids in packed)
 
     @classmethod
-    def from_ids(cls, pool: OwnsBlocks | None, ids: bytes, counts: tuple[int, ...]) -> KVCacheBlocks:
+    def from_ids(cls, pool: BlockPool | None, ids: bytes, counts: tuple[int, ...]) -> KVCacheBlocks:
         """Return blocks from their packed ids, group after group; `counts` has the number for each group."""
         made = object.__new__(cls)
         made.pool = pool
@@ -134,9 +86,9 @@ class KVCacheBlocks:
         return made
 
     @property
-    def blocks(self) -> tuple[BlockSequence, ...]:
-        """The blocks of each group."""
-        return tuple(BlockSequence(self.pool, ids) for ids in self._split())  # type: ignore[arg-type]
+    def blocks(self) -> tuple[list[KVCacheBlock], ...]:
+        """The blocks of each group, made anew at each access; their ids alone are `get_block_ids`."""
+        return tuple(blocks_of(self.pool, ids) for ids in self._split())  # type: ignore[arg-type]
 
     def _split(self) -> list[bytes]:
         if len(self.counts) == 1:

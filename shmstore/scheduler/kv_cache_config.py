@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from math import inf, prod
 from typing import Any, ClassVar
 
+import numpy as np
+
 from shmstore.errors import shown
 from shmstore.scheduler.checks import TOKEN_LIMIT, check_range
 
@@ -26,7 +28,7 @@ __all__ = [
     "UniformTypeSpec",
 ]
 
-_ITEM_SIZES = {"bfloat16": 2, "half": 2, "float": 4, "double": 8} | dict.fromkeys(
+_ITEM_SIZES = {"bfloat16": 2, "float": 4} | dict.fromkeys(
     ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "fp8", "fp8_e4m3", "fp8_e5m2"), 1
 )
 
@@ -37,33 +39,22 @@ MLA_TOKEN_BYTES = {
 """Bytes of a token in MLA's packed formats."""
 
 
-def item_size(dtype: Any) -> int:
+def item_size(dtype: Any, name: str = "dtype") -> int:
     """Return the bytes of one element of a torch dtype, a numpy dtype, or its name; ValueError for anything else."""
     size = getattr(dtype, "itemsize", None)
-    if isinstance(size, int):
-        return size
-    name = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
-    if isinstance(name, str) and name in _ITEM_SIZES:
-        return _ITEM_SIZES[name]
-    import numpy as np
-
-    try:
-        return np.dtype(name).itemsize
-    except TypeError as error:
-        raise ValueError(f"not a dtype: {shown(dtype)}") from error
+    if not isinstance(size, int):
+        known = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
+        try:
+            size = _ITEM_SIZES[known] if known in _ITEM_SIZES else np.dtype(known).itemsize
+        except TypeError as error:
+            raise ValueError(f"{name} must be a dtype, not {shown(dtype)}") from error
+    if size < 1:
+        raise ValueError(f"{name} must have elements of at least one byte: {shown(dtype)}")
+    return size
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
-
-
-def _check_dtype(name: str, dtype: Any) -> None:
-    try:
-        size = item_size(dtype)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-    if size < 1:
-        raise ValueError(f"{name} must have elements of at least one byte: {shown(dtype)}")
 
 
 @dataclass(frozen=True)
@@ -72,6 +63,10 @@ class KVCacheSpec:
 
     kind: ClassVar[str] = "unknown"
     """What events call it."""
+    table: ClassVar[str] = ""
+    """The kind of its block tables, one of `bindings.kvcache.KINDS`; "" has none."""
+    table_field: ClassVar[str] = ""
+    """The field that its block tables depend on besides the block size, if there is one."""
 
     block_size: int
     """Tokens per block."""
@@ -85,6 +80,11 @@ class KVCacheSpec:
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer."""
         raise NotImplementedError
+
+    @property
+    def first(self) -> KVCacheSpec:
+        """The spec from which a group's block tables follow: this one, or the first of several."""
+        return self
 
     @property
     def type_key(self) -> Hashable:
@@ -109,12 +109,17 @@ class AttentionSpec(KVCacheSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_dtype("dtype", self.dtype)
+        item_size(self.dtype)
 
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer: keys and values."""
         return 2 * self.block_size * self.num_kv_heads * self.head_size * item_size(self.dtype)
+
+    @property
+    def type_key(self) -> Hashable:
+        """What its block tables depend on."""
+        return self.table, self.block_size, getattr(self, self.table_field, None)
 
 
 @dataclass(frozen=True)
@@ -122,16 +127,12 @@ class FullAttentionSpec(AttentionSpec):
     """Attention to all earlier tokens."""
 
     kind = "full_attention"
+    table = "full"
 
     sliding_window: int | None = None
     """A window that the layer has; it is recorded and not used."""
     attention_chunk_size: int | None = None
     """A chunk size that the layer has; it is recorded and not used."""
-
-    @property
-    def type_key(self) -> Hashable:
-        """Full attention, and the block size."""
-        return FullAttentionSpec, self.block_size
 
 
 @dataclass(frozen=True)
@@ -161,14 +162,11 @@ class SlidingWindowSpec(AttentionSpec):
     """Attention to the last `sliding_window` tokens, including the token itself."""
 
     kind = "sliding_window"
+    table = "window"
+    table_field = "sliding_window"
 
     sliding_window: int
     """Tokens in the window."""
-
-    @property
-    def type_key(self) -> Hashable:
-        """Sliding window, the block size and the window."""
-        return SlidingWindowSpec, self.block_size, self.sliding_window
 
     def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
         """Return the blocks of the window and of what is in flight, and one because they may begin within a block."""
@@ -180,14 +178,11 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
     """Attention within chunks of `attention_chunk_size` tokens."""
 
     kind = "chunked_local_attention"
+    table = "chunk"
+    table_field = "attention_chunk_size"
 
     attention_chunk_size: int
     """Tokens in a chunk."""
-
-    @property
-    def type_key(self) -> Hashable:
-        """Chunked local attention, the block size and the chunk size."""
-        return ChunkedLocalAttentionSpec, self.block_size, self.attention_chunk_size
 
     def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
         """Return the blocks of a chunk and of what is in flight, and one if chunks may begin within a block."""
@@ -200,6 +195,8 @@ class MambaSpec(KVCacheSpec):
     """A layer that keeps a state instead of tokens; a block holds the state after its last token."""
 
     kind = "mamba"
+    table = "mamba"
+    table_field = "num_speculative_blocks"
 
     shapes: tuple[tuple[int, ...], ...]
     """Shape of each of its states."""
@@ -220,7 +217,7 @@ class MambaSpec(KVCacheSpec):
         if not self.shapes or any(size < 1 for shape in self.shapes for size in shape):
             raise ValueError(f"shapes must name at least one state, none of them empty: {self.shapes}")
         for dtype in self.dtypes:
-            _check_dtype("dtypes", dtype)
+            item_size(dtype, "dtypes")
         if self.page_size_padded is not None:
             check_range(self._state_bytes, page_size_padded=self.page_size_padded)
 
@@ -243,11 +240,7 @@ class CrossAttentionSpec(AttentionSpec):
     """Attention of a decoder to the encoder's tokens."""
 
     kind = "cross_attention"
-
-    @property
-    def type_key(self) -> Hashable:
-        """Cross attention, and the block size."""
-        return CrossAttentionSpec, self.block_size
+    table = "cross"
 
     def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
         """Return the blocks of the encoder's tokens."""
@@ -279,15 +272,6 @@ class UniformTypeSpec(KVCacheSpec):
     def page_size_bytes(self) -> int:
         """Bytes of one block of all these layers."""
         return sum(spec.page_size_bytes for spec in self.layers.values())
-
-    @property
-    def type_key(self) -> Hashable:
-        """That of each layer."""
-        return self.first.type_key
-
-    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
-        """Return what each layer's spec returns."""
-        return self.first.max_blocks(num_tokens, in_flight_tokens, encoder_tokens)
 
 
 @dataclass(frozen=True)
@@ -336,9 +320,8 @@ class KVCacheConfig:
         in_flight = num_tokens if max_in_flight_tokens is None else max_in_flight_tokens
         check_range(1, TOKEN_LIMIT, num_tokens=num_tokens, max_in_flight_tokens=in_flight)
         check_range(0, TOKEN_LIMIT, max_encoder_tokens=max_encoder_tokens)
-        return sum(
-            group.kv_cache_spec.max_blocks(num_tokens, in_flight, max_encoder_tokens) for group in self.kv_cache_groups
-        )
+        specs = [group.kv_cache_spec.first for group in self.kv_cache_groups]
+        return sum(spec.max_blocks(num_tokens, in_flight, max_encoder_tokens) for spec in specs)
 
     def estimate_max_model_len(
         self, max_model_len: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0

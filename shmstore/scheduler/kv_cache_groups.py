@@ -68,13 +68,8 @@ def _one_spec(layers: Mapping[str, KVCacheSpec]) -> KVCacheSpec | None:
 
 
 def _as_full(spec: KVCacheSpec) -> KVCacheSpec:
-    if isinstance(spec, SlidingWindowSpec):
-        window, chunk = spec.sliding_window, None
-    elif isinstance(spec, ChunkedLocalAttentionSpec):
-        window, chunk = None, spec.attention_chunk_size
-    else:
-        return spec
-    return FullAttentionSpec(spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype, window, chunk)
+    """Return full attention that records the window or chunk of `spec`; other specs stay."""
+    return FullAttentionSpec(**vars(spec)) if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec) else spec
 
 
 # ---- groups ----

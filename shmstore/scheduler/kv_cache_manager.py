@@ -13,7 +13,7 @@ from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent
 from shmstore.scheduler.extra_keys import EventSource
-from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, empty_blocks
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks, blocks_of, empty_blocks
 from shmstore.scheduler.kv_cache_config import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -21,9 +21,6 @@ from shmstore.scheduler.kv_cache_config import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    MambaSpec,
-    SlidingWindowSpec,
-    UniformTypeSpec,
 )
 from shmstore.scheduler.metrics import PrefixCacheStats
 from shmstore.scheduler.request import RequestLike
@@ -33,19 +30,12 @@ __all__ = ["KVCacheManager"]
 _NO_HASHES = BlockHashes()
 
 
-def _kind_and_parameter(spec: KVCacheSpec) -> tuple[str, int]:
-    for cls, kind, field in (
-        (FullAttentionSpec, "full", None),
-        (SlidingWindowSpec, "window", "sliding_window"),
-        (ChunkedLocalAttentionSpec, "chunk", "attention_chunk_size"),
-        (MambaSpec, "mamba", "num_speculative_blocks"),
-        (CrossAttentionSpec, "cross", None),
-    ):
-        if isinstance(spec, cls):
-            parameter = getattr(spec, field) if field else 0
-            check_range(0, INT64_LIMIT, **{field or "": parameter})
-            return kind, parameter
-    raise ValueError(f"no manager for {type(spec).__name__}; use one of the spec classes of shmstore.scheduler")
+def _kind_and_parameter(spec: KVCacheSpec) -> tuple[int, int]:
+    if spec.table not in KINDS:
+        raise ValueError(f"no manager for {type(spec).__name__}; use one of the spec classes of shmstore.scheduler")
+    parameter: int = getattr(spec, spec.table_field, 0)
+    check_range(0, INT64_LIMIT, **{spec.table_field: parameter})
+    return KINDS[spec.table], parameter
 
 
 def _check_groups(
@@ -145,10 +135,7 @@ class KVCacheManager:
         check_range(0, TOKEN_LIMIT, max_in_flight_tokens=max_in_flight_tokens)
         if not 0 <= watermark <= 1:
             raise ValueError(f"watermark is a share of the blocks, 0 to 1, not {shown(watermark)}")
-        specs = [
-            group.kv_cache_spec.first if isinstance(group.kv_cache_spec, UniformTypeSpec) else group.kv_cache_spec
-            for group in groups
-        ]
+        specs = [group.kv_cache_spec.first for group in groups]
         kinds = [_kind_and_parameter(spec) for spec in specs]
         ranks = dcp_world_size * pcp_world_size
         if ranks > 1 and (len(specs) > 1 or not isinstance(specs[0], FullAttentionSpec)):
@@ -186,9 +173,7 @@ class KVCacheManager:
         )  # fmt: skip
         self.empty_kv_cache_blocks = empty_blocks(self.num_groups)
         """The shared instance with no blocks."""
-        groups_in_c = [
-            (KINDS[kind], size, parameter, e) for (kind, parameter), size, e in zip(kinds, sizes, eagle, strict=True)
-        ]
+        groups_in_c = [(kind, size, value, e) for (kind, value), size, e in zip(kinds, sizes, eagle, strict=True)]
         self._tables = Tables(
             self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, ahead,
             retention_interval,
@@ -223,7 +208,7 @@ class KVCacheManager:
             hashes = BlockHashes(hashes)
         try:
             tokens = self._tables.find(hashes, num_tokens - 1)
-        except ValueError:
+        except (OverflowError, ValueError):
             check_range(0, TOKEN_LIMIT, num_tokens=num_tokens)
             raise ValueError(f"num_tokens must be what a block table can hold, not {num_tokens}") from None
         if self._several and self._tables.longest > tokens:  # one group agrees with itself
@@ -346,7 +331,7 @@ class KVCacheManager:
                 hashes, ids, counts,
                 self._boundaries(request) if self._thin else (),
             )  # fmt: skip
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             check_range(
                 0, TOKEN_LIMIT, num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,
                 num_external_computed_tokens=num_external_computed_tokens, num_new_tokens=num_new_tokens,
@@ -380,13 +365,13 @@ class KVCacheManager:
         except AttributeError as error:
             raise _no_request(request) from error
 
-    def pop_blocks_for_free(self, request: RequestLike) -> Sequence[KVCacheBlock]:
+    def pop_blocks_for_free(self, request: RequestLike) -> list[KVCacheBlock]:
         """Forget the request, and return its blocks with their references, group after group.
 
         For blocks that a step in flight or a transfer may still write: pass them to `block_pool.free_blocks` when it is
         over, in reverse order. An unknown request has none. An interrupt in this call may lose them.
         """
-        return BlockSequence(self.block_pool, self._tables.pop(request.request_id))
+        return blocks_of(self.block_pool, self._tables.pop(request.request_id))
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
         """Let other requests find the full blocks of the first `num_computed_tokens`; do nothing with caching off.
@@ -417,15 +402,11 @@ class KVCacheManager:
             again, longer = (max(tokens // block * block - block, 0) for tokens in (again, again + 1))
         return again, longer, getattr(request, "shared_prefix_boundary", 0) or -1
 
-    def _stored(self, request_id: str) -> Iterator[tuple[int, int, int]]:
-        """Yield (group, first, end) of blocks that have just got keys; a window may have kept only some of a range."""
-        stored = self._tables.stored()
-        blocks = self.get_blocks(request_id).blocks if self._thin else ()
+    def _kept(self, request_id: str, stored: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+        """Yield the parts of `stored` that have keys: with `retention_interval` a window keeps only some of a range."""
+        tables, key_of = self.get_block_ids(request_id), self.block_pool.core.key_of
         for group, first, end in stored:
-            if not blocks:
-                yield group, first, end
-                continue
-            gaps = [i for i in range(first, end) if blocks[group][i].block_hash is None]
+            gaps = [i for i in range(first, end) if key_of(tables[group][i]) is None]
             for start, gap in zip([first, *(gap + 1 for gap in gaps)], [*gaps, end], strict=True):
                 if start < gap:
                     yield group, start, gap
@@ -436,9 +417,9 @@ class KVCacheManager:
         """Record events, then notify the metrics, whose calls may overwrite the results of the last change."""
         pool = self.block_pool
         if source is not None:
-            for group, first, end in self._stored(request_id):
-                size = self._sizes[group]
-                pool.record_stored(source, hashes, first, end, size, size // self.hash_block_size, group)
+            stored = self._tables.stored()
+            for group, first, end in self._kept(request_id, stored) if self._thin else stored:
+                pool.record_stored(source, hashes, first, end, self._sizes[group], group)
         if pool.metrics is not None and (found or new):
             pool.notify_metrics(found, new, new)
 
@@ -450,12 +431,11 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents and return True; while any block is in use, log a warning and return False."""
-        if not self.block_pool.forget():
-            return False
-        if self.log_stats:
-            self._stats.reset = True
-        self.block_pool.notify_reset()
-        return True
+        stats, before = self._stats, self._stats.reset
+        stats.reset = True  # already now, because the metrics collector may ask for it
+        done = self.block_pool.reset_prefix_cache()
+        stats.reset = done or before
+        return done
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
         """Return the statistics since the last call; None without `log_stats`."""
@@ -476,11 +456,13 @@ class KVCacheManager:
         That is, a window needs no more blocks than it holds at a time, by `max_in_flight_tokens`. Blocks that a window
         has passed count as held, as in vLLM, so a request that has passed some may need more than this.
         """
-        check_range(0, TOKEN_LIMIT, num_tokens=num_tokens, num_encoder_tokens=num_encoder_tokens)
+        computed = request.num_computed_tokens
+        check_range(
+            0, TOKEN_LIMIT, num_tokens=num_tokens, num_encoder_tokens=num_encoder_tokens, num_computed_tokens=computed
+        )
         return self._tables.needed(
-            request.request_id, num_tokens, request.num_computed_tokens, 0, num_encoder_tokens,
-            self.max_in_flight_tokens, b"", None,
-        )  # fmt: skip
+            request.request_id, num_tokens, computed, 0, num_encoder_tokens, self.max_in_flight_tokens, b"", None
+        )
 
     def estimate_cached_tokens(self, request: RequestLike) -> int:
         """Return how many leading tokens of the request others can find, if nothing has been evicted.

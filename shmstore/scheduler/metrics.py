@@ -56,7 +56,7 @@ class CachingMetrics:
         check_range(1, max_recent_requests=max_recent_requests)
         self.max_recent_requests = max_recent_requests
         self._records: deque[tuple[int, int, int]] = deque()
-        self._requests = self._queries = self._hits = 0
+        self._requests = 0
 
     def observe(self, stats: PrefixCacheStats) -> None:
         """Add one record; drop the oldest ones while there are more requests than the limit."""
@@ -64,26 +64,21 @@ class CachingMetrics:
             self.reset()
         if stats.requests == 0:
             return
-        self._add(stats.requests, stats.queries, stats.hits)
         self._records.append((stats.requests, stats.queries, stats.hits))
+        self._requests += stats.requests
         while len(self._records) > 1 and self._requests > self.max_recent_requests:
-            requests, queries, hits = self._records.popleft()
-            self._add(-requests, -queries, -hits)
-
-    def _add(self, requests: int, queries: int, hits: int) -> None:
-        self._requests += requests
-        self._queries += queries
-        self._hits += hits
+            self._requests -= self._records.popleft()[0]
 
     def reset(self) -> None:
         """Forget all records."""
         self._records.clear()
-        self._requests = self._queries = self._hits = 0
+        self._requests = 0
 
     @property
     def hit_rate(self) -> float:
         """Tokens found per token looked up; 0 without look-ups."""
-        return self._hits / self._queries if self._queries else 0.0
+        queries = sum(record[1] for record in self._records)
+        return sum(record[2] for record in self._records) / queries if queries else 0.0
 
 
 @dataclass(frozen=True, slots=True)

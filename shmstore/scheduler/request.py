@@ -60,8 +60,6 @@ class TokenView(Sequence[int]):
         return iter(self._tokens)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, TokenView):
-            return self._tokens == other._tokens
         return self._tokens == list(other) if isinstance(other, Sequence) else NotImplemented
 
     def __repr__(self) -> str:

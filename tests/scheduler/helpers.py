@@ -8,6 +8,7 @@ from typing import Any
 
 from shmstore.scheduler import (
     BlockHasher,
+    BlockPool,
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
@@ -88,3 +89,14 @@ def admit(kv: KVCacheManager, req: Request, **options: Any) -> tuple[int, tuple[
         return hit, None
     req.num_computed_tokens = req.num_tokens
     return hit, new.get_block_ids()
+
+
+def pool_state(pool: BlockPool) -> Any:
+    pool.check_valid()
+    return pool.free_block_ids(), pool.ref_counts(), pool.cached_block_ids(), pool.num_cached_keys
+
+
+def state(kv: KVCacheManager) -> Any:
+    """Everything that a refused call must leave as it was, of requests "a", "b" and "c"."""
+    kv.check_valid()
+    return pool_state(kv.block_pool), *map(kv.get_block_ids, "abc")

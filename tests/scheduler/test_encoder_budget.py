@@ -76,12 +76,3 @@ def test_items_per_prompt_and_per_batch(
 
 def test_the_first_of_the_largest_modalities_is_named() -> None:
     assert "b" == budget({"a": 1, "b": 5, "c": 5}, {"a": 1, "b": 1, "c": 1}).get_modality_with_max_tokens()
-
-
-def test_wrong_questions_are_refused() -> None:
-    with pytest.raises(ValueError, match="'image'"):
-        budget({"image": 1}, {})
-    with pytest.raises(ValueError, match="no modalities"):
-        budget({}, {}).get_modality_with_max_tokens()
-    with pytest.raises(KeyError):
-        budget({"image": 1}, {"image": 1}).get_max_items("audio")

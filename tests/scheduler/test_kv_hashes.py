@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
-import subprocess
 import sys
 import types
 from typing import Any, cast
 
-import msgpack
 import numpy as np
 import pytest
 import torch
 
-from shmstore.bindings.blockhash import sha256_ready
+from shmstore.bindings.blockhash import NO_EXTRAS, sha256_chain, sha256_ready
 from shmstore.scheduler import (
     BlockHasher,
     BlockHashes,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheManager,
+    BlockPool,
     Request,
-    SlidingWindowSpec,
 )
 from shmstore.scheduler.block_hasher import encode_cbor
 from tests.scheduler import model
@@ -122,34 +116,6 @@ def test_an_adapter_under_the_name_of_another_finds_nothing_of_it() -> None:
     assert hashes(lora_name="L") == hashes(lora_request=lora("L"))
 
 
-def test_both_forms_agree_where_a_block_has_no_extra_keys() -> None:
-    made = [Request("r", range(9), block_hasher=BlockHasher(4, extra_keys=form)) for form in ("tagged", "flat")]
-    assert made[0].block_hashes == made[1].block_hashes
-
-
-def test_an_item_that_ends_where_a_block_begins_is_not_in_its_key() -> None:
-    plain = Request("r", range(8), block_hasher=BlockHasher(4))
-    first_only = Request("r", range(8), block_hasher=BlockHasher(4), mm_features=features(("img", 0, 4)))
-    assert model.block_hashes(first_only, 4) == first_only.block_hashes
-    assert None is model.extra_keys(first_only, 4, 8)
-    assert plain.block_hashes[0] != first_only.block_hashes[0]
-
-
-def test_generated_tokens_inside_an_items_range_have_it_in_their_key() -> None:
-    request = Request("r", range(6), block_hasher=BlockHasher(4), mm_features=features(("img", 5, 6)))
-    request.append_output_token_ids([6, 7, 8])
-    request.append_output_token_ids(9)
-    request.append_output_token_ids([10, 11])
-    assert [["mm", "img", -3]] == model.extra_keys(request, 8, 12)
-    assert model.block_hashes(request, 4) == request.block_hashes
-
-
-def test_an_empty_salt_counts() -> None:
-    with_it, without = (Request("r", range(4), block_hasher=BlockHasher(4), cache_salt=salt) for salt in ("", None))
-    assert with_it.block_hashes != without.block_hashes
-    assert model.block_hashes(with_it, 4) == with_it.block_hashes
-
-
 @pytest.mark.parametrize("embeds", [np.arange(30, dtype=np.float32).reshape(10, 3), np.zeros((10, 2), np.int16)])
 def test_prompt_embeddings_are_in_the_key_of_the_blocks_that_they_reach(embeds: Any) -> None:
     request = Request("r", None, block_hasher=BlockHasher(4), prompt_embeds=embeds)
@@ -199,50 +165,6 @@ def test_a_hasher_goes_on_where_the_list_ends_and_changes_nothing_by_itself() ->
     assert whole[7:] == hasher(request)
 
 
-def test_numpy_tokens_are_tokens() -> None:
-    tokens = list(range(100, 120))
-    for dtype in (np.int32, np.int64, np.uint16):
-        made = Request("r", cast(Any, np.array(tokens, dtype)), block_hasher=BlockHasher(4))
-        assert Request("r", tokens, block_hasher=BlockHasher(4)).block_hashes == made.block_hashes
-        assert tokens == made.all_token_ids[:]
-
-
-def test_every_process_and_every_hash_seed_gives_the_same_hashes() -> None:
-    program = (
-        "from shmstore.scheduler import *; r = Request('r', range(64), block_hasher=BlockHasher(16), cache_salt='s');"
-        "print(r.block_hashes[-1].hex())"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("0", "1")
-    }
-    assert {
-        Request("r", range(64), block_hasher=BlockHasher(16), cache_salt="s").block_hashes[-1].hex() + "\n"
-    } == outputs
-
-
-def test_without_libcrypto_hashlib_gives_the_same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    want = Request("r", range(64), block_hasher=BlockHasher(16)).block_hashes
-    monkeypatch.setattr("shmstore.bindings.blockhash.sha256_ready", lambda: False)
-    monkeypatch.setattr(
-        "shmstore.bindings.blockhash.sha256_chain", lambda *args: pytest.fail("the C digest was asked for")
-    )
-    assert want == Request("r", range(64), block_hasher=BlockHasher(16)).block_hashes
-
-
-@pytest.mark.skipif(not sha256_ready(), reason="no libcrypto on this host: hashlib is all there is")
-def test_with_libcrypto_hashlib_is_not_asked_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasher = BlockHasher(16)
-    monkeypatch.setattr("shmstore.bindings.blockhash.digest_chain", lambda *args: pytest.fail("hashlib was asked for"))
-    assert 4 == len(hasher(Request("r", range(64))))
-
-
 def test_xxh3_without_its_package_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xxhash", None)
     with pytest.raises(ImportError, match="xxhash"):
@@ -279,15 +201,6 @@ def test_the_real_xxh3_gives_its_known_answer() -> None:
     assert xxhash.xxh3_128_digest(b"\x61\x30") == BlockHasher(4, "xxh3_cbor").seed_hash
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"algorithm": "sha256"}, {"algorithm": "md5_cbor"}, {"library": "openssl"}, {"block_size": 0},
-    {"extra_keys": "both"}],
-)  # fmt: skip
-def test_a_hasher_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        BlockHasher(**{"block_size": 4, **wrong})
-
-
 def test_what_is_no_token_is_refused_also_of_a_request_of_ones_own() -> None:
     for bad in ("x", 2**70, 1.5, None):
         req = types.SimpleNamespace(block_hashes=[], num_tokens=4, all_token_ids=[1, 2, 3, bad])
@@ -308,12 +221,8 @@ def test_block_hashes_look_like_a_list_of_bytes() -> None:
     hashes.append(b"y" * 32)
     assert 701 == len(hashes)
     hashes.check_valid()
-    for wrong in ([b"z" * 16], [b"z" * 32, b"z"], [b""]):
-        with pytest.raises(ValueError, match="1 to 32 bytes"):
-            hashes.extend(wrong)
     with pytest.raises(ValueError, match="1 to 32 bytes"):
         BlockHashes([b"z" * 33])
-    assert 701 == len(hashes)
     with pytest.raises(IndexError):
         hashes[701]
 
@@ -351,18 +260,6 @@ def test_a_request_knows_its_tokens() -> None:
         view[0] = 1  # type: ignore[index]
 
 
-def test_items_out_of_order_are_refused_by_number() -> None:
-    with pytest.raises(ValueError, match="item 2"):
-        Request("r", range(9), mm_features=features(("a", 0, 1), ("b", 5, 1), ("c", 3, 1)))
-    with pytest.raises(ValueError, match="prompt_token_ids"):
-        Request("r", None)
-
-
-def test_hashes_travel_in_msgpack_as_they_are() -> None:
-    hashes = Request("r", range(8), block_hasher=BlockHasher(4)).block_hashes
-    assert hashes[:] == msgpack.unpackb(msgpack.packb(hashes[:]))
-
-
 @pytest.mark.parametrize("size", [8, 16, 32, 40])
 def test_a_parent_of_another_size_is_hashed_whole_by_either_library(size: int) -> None:
     def request() -> types.SimpleNamespace:
@@ -374,14 +271,84 @@ def test_a_parent_of_another_size_is_hashed_whole_by_either_library(size: int) -
     assert len(by_hashlib) == 1
 
 
-@pytest.mark.parametrize("window", [10**9, 2**62, 2**63 - 1])
-def test_a_window_larger_than_any_prompt_needs_the_run_from_the_start(window: int) -> None:
-    groups = [KVCacheGroupSpec(("l",), SlidingWindowSpec(4, 1, 8, "float16", window))]
-    manager = KVCacheManager(KVCacheConfig(50, groups), 10**9, 4)
-    hasher = BlockHasher(4)
-    first = Request("a", list(range(20)), block_hasher=hasher)
-    manager.allocate_slots(first, 20)
-    blocks = manager.get_block_ids("a")[0]
-    manager.free(first)
-    manager.evict_blocks(blocks[:1])
-    assert manager.get_computed_blocks(Request("b", list(range(20)), block_hasher=hasher))[1] == 0
+def duck(items: list[Any], tokens: int = 16) -> Any:
+    return types.SimpleNamespace(
+        block_hashes=[], num_tokens=tokens, all_token_ids=list(range(tokens)), mm_features=items,
+        lora_name=None, cache_salt=None, prompt_embeds=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("library", ["auto", "hashlib"])
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([("a", 0, 2), ("b", 9, 2), ("c", 5, 2)], "item 2 begins before item 1"),
+        ([("a", 0, 2), ("b", -1, 2)], "item 1"),
+        ([("a", 0, 2), ("b", 3, -2)], "item 1"),
+        ([("a", 0, 2), ("b", 3, 2**60)], "item 1"),
+        ([("a", -1, 9)], "the offset of item 0"),
+        ([("a", 0, -2)], "the length of item 0"),
+        ([("a", 2, 2**60 - 2)], "the end of item 0"),
+        ([("a", 3, 2**63)], "item 0"),
+        ([("a", 2**63, 1)], "item 0"),
+    ],
+)
+def test_items_that_no_block_key_can_name_are_refused_by_number(library: str, items: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BlockHasher(4, library=library)(duck(features(*items)))
+
+
+def test_an_item_that_reaches_far_beyond_the_prompt_is_in_every_key() -> None:
+    req = duck(features(("a", 2, 2**60 - 3)))
+    assert model.block_hashes(req, 4) == list(BlockHasher(4)(req)) == list(BlockHasher(4, library="hashlib")(req))
+
+
+# ---- block hashes ----
+
+
+class LongBytes(bytes):
+    """Says that it is longer than it is."""
+
+    def __len__(self) -> int:
+        return 32
+
+
+@pytest.mark.parametrize("make", [LongBytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
+def test_a_hash_is_the_bytes_that_its_object_really_has(make: Any) -> None:
+    hashes = BlockHashes()
+    hashes.append(make(b"ab"))
+    hashes.extend([make(b"cd"), make(b"ef")])
+    hashes.check_valid()
+    assert ([b"ab", b"cd", b"ef"], 2) == (hashes[:], hashes.width)
+    pool, request = BlockPool(9, True), types.SimpleNamespace(block_hashes=hashes, all_token_ids=[1, 2, 3])
+    blocks = pool.get_new_blocks(1)
+    pool.cache_full_blocks(request, blocks, 0, 1, 1, 0)
+    assert blocks == pool.get_cached_block(make(b"ab"), [0])
+    assert [None, None] == [pool.get_cached_block(wrong, [0]) for wrong in (b"", b"a" * 33)]
+
+
+@pytest.mark.parametrize("wrong", [LongBytes(b""), "ab", 32, [1] * 32, b"z" * 16, b"z" * 33])
+def test_what_is_no_hash_beside_others_is_refused(wrong: Any) -> None:
+    hashes = BlockHashes([b"x" * 32])
+    for items in ([wrong], [b"y" * 32, wrong]):
+        with pytest.raises((TypeError, ValueError)):
+            hashes.extend(items)
+    with pytest.raises((TypeError, ValueError)):
+        hashes.append(wrong)
+    assert [b"x" * 32] == hashes[:]
+
+
+@pytest.mark.skipif(not sha256_ready(), reason="no libcrypto on this host: hashlib is all there is")
+@pytest.mark.parametrize("ready", [True, False])
+def test_one_library_gives_all_hashes_of_a_prompt(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = Request("r", range(64), block_hasher=BlockHasher(16)).block_hashes
+    monkeypatch.setattr("shmstore.bindings.blockhash.sha256_ready", lambda: ready)
+    other = "digest_chain" if ready else "sha256_chain"
+    monkeypatch.setattr(f"shmstore.bindings.blockhash.{other}", lambda *args: pytest.fail(f"{other} was asked for"))
+    assert want == Request("r", range(64), block_hasher=BlockHasher(16)).block_hashes
+
+
+def test_c_copies_a_parent_only_of_the_size_of_its_hashes() -> None:
+    for parent in (b"", b"short", b"x" * 31, b"x" * 33):
+        with pytest.raises(ValueError, match="32 bytes"):
+            sha256_chain(BlockHashes(), parent, 0, 4, [1, 2, 3, 4], NO_EXTRAS)

@@ -1,510 +1,358 @@
-"""What the managers refuse, with a typed error and nothing changed; and collectors that misbehave."""
+"""What is refused, by a typed error that names the argument, item or block and what was expected; nothing changes."""
 
 from __future__ import annotations
 
-import array
 import logging
 import types
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shmstore.bindings.blockhash import NO_EXTRAS, sha256_chain
 from shmstore.scheduler import (
     BlockHasher,
-    BlockHashes,
     BlockPool,
-    BlockRemoved,
-    BlockStored,
+    CachingMetrics,
     ChunkedLocalAttentionSpec,
-    EncoderCacheManager,
-    EncoderDecoderCacheManager,
     FullAttentionSpec,
     KVCacheBlock,
     KVCacheBlocks,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheManager,
+    KVCacheMetricsCollector,
     KVCacheSpec,
     MambaSpec,
+    MLAAttentionSpec,
+    MultiModalBudget,
     Request,
-    RequestEncoderCacheManager,
     SlidingWindowSpec,
+    compute_encoder_budget,
     make_kv_cache_config,
 )
-from tests.scheduler.helpers import Feature, Place, admit, features, manager, request
-from tests.scheduler.model import block_hashes
+from tests.scheduler.helpers import admit, config, features, manager, pool_state, request, state
 
 BEYOND = [-1, -(2**63) - 1, 2**60, 2**63, 2**64 + 1]
+LAYER = FullAttentionSpec(4, 1, 8, "float16")
+FULL, WINDOW = ("full", 4), ("sw", 4, 8)
+BUDGET: dict[str, Any] = {"max_num_encoder_input_tokens": 8, "encoder_cache_size": 8, "max_num_batched_tokens": 8}
+ITEMS: dict[str, Any] = {
+    "compute_budget": 8, "cache_size": 8, "max_model_len": 8, "max_num_seqs": 8, "max_num_batched_tokens": 8,
+}  # fmt: skip
 
 
-def pool_state(pool: BlockPool) -> Any:
-    pool.check_valid()
-    return pool.free_block_ids(), pool.ref_counts(), pool.cached_block_ids(), pool.num_cached_keys
+class Empty(KVCacheSpec):
+    """A spec of one's own whose pages are empty."""
+
+    @property
+    def page_size_bytes(self) -> int:
+        return 0
 
 
-def state(kv: KVCacheManager) -> Any:
-    kv.check_valid()
-    return pool_state(kv.block_pool), kv.get_block_ids("a"), kv.get_block_ids("b")
+def pool(**options: Any) -> BlockPool:
+    return BlockPool(**{"num_blocks": 4, "enable_caching": True, **options})
 
 
-# ---- metrics collectors ----
+def built(**options: Any) -> KVCacheManager:
+    return KVCacheManager(config(9, FULL), **{"max_model_len": 64, "hash_block_size": 4, **options})
 
 
-class Meddler:
-    """A collector that does something of its own whenever it is told anything."""
-
-    def __init__(self, meddle: Callable[[], Any]) -> None:
-        self.meddle = meddle
-        self.heard: list[tuple[str, int]] = []
-
-    def note(self, what: str, block_id: int) -> None:
-        self.heard.append((what, block_id))
-        self.meddle()
-
-    def on_block_allocated(self, block: Any) -> None:
-        self.note("allocated", block.block_id)
-
-    def on_block_accessed(self, block: Any) -> None:
-        self.note("accessed", block.block_id)
-
-    def on_block_evicted(self, block: Any) -> None:
-        self.note("evicted", block.block_id)
-
-    def reset(self) -> None:
-        self.note("reset", 0)
+def budget(modalities: Any = None, **changed: Any) -> tuple[int, int]:
+    return compute_encoder_budget(modalities, **BUDGET | changed)
 
 
-def story(meddle: Callable[[KVCacheManager], Any] | None) -> tuple[list[Any], list[tuple[str, int]]]:
-    """What a manager with such a collector answers; without one for None."""
-    collector = Meddler(lambda: meddle(kv) if meddle is not None else None)
-    kv = manager(
-        9, ("full", 4), ("sw", 4, 8), free_order="tail", enable_kv_cache_events=True, log_stats=True,
-        metrics_collector=None if meddle is None else collector,
-    )  # fmt: skip
-    answers: list[Any] = []
-    a, b = request("a", range(12)), request("b", [*range(8), *range(70, 75)])
-    for req in (a, b):
-        answers += [admit(kv, req), kv.get_block_ids(req.request_id)]
-        kv.free(req)
-    a.num_computed_tokens = 0
-    answers.append(kv.allocate_slots(a, 9, delay_cache_blocks=True))
-    kv.cache_blocks(a, 8)
-    answers += [kv.get_block_ids("a"), [event.to_list() for event in kv.take_events()]]
-    kv.evict_blocks([1, 2, 3, 4, 5, 6, 7, 8])
-    kv.free(a)
-    answers += [kv.reset_prefix_cache(), kv.take_events(), kv.make_prefix_cache_stats(), state(kv)]
-    return [x.get_block_ids() if isinstance(x, KVCacheBlocks) else x for x in answers], collector.heard
+def items(tokens: int = 4, limit: int = 1, **changed: Any) -> MultiModalBudget:
+    return MultiModalBudget({"image": tokens}, {"image": limit}, **ITEMS | changed)
 
 
-def ask_everything(kv: KVCacheManager) -> None:
-    probe = request("probe", range(8))
-    kv.get_computed_blocks(request("probe", range(8), skip_reading_prefix_cache=True))
-    kv.get_num_common_prefix_blocks("a")
-    for request_id in ("a", "b", "probe"):
-        kv.get_block_ids(request_id)
-    kv._tables.find(probe.block_hashes, 7)  # a look-up that no statistics count
-    kv.check_valid()
+def memory(layers: Any, memory_bytes: Any = 1 << 20) -> KVCacheConfig:
+    return make_kv_cache_config(layers, memory_bytes)
 
 
-def use_the_manager(kv: KVCacheManager) -> None:
-    """Allocates, caches and frees through another request, and leaves no trace."""
-    one = Request("other", [1])
-    if kv.block_pool.get_num_free_blocks() >= 2 and not kv.get_blocks("other").packed_ids:
-        collector, kv.block_pool.metrics = kv.block_pool.metrics, None
-        kv.allocate_slots(one, 1)
-        kv.free(one)
-        kv.block_pool.metrics = collector
-
-
-def test_a_collector_that_asks_the_manager_spoils_no_answer() -> None:
-    want, _ = story(None)
-    got, heard = story(ask_everything)
-    assert want == got
-    assert {"allocated", "accessed", "evicted", "reset"} == {what for what, _ in heard}
-
-
-def test_a_collector_that_allocates_spoils_neither_counts_nor_stored_events() -> None:
-    collector = Meddler(lambda: use_the_manager(kv))
-    kv = manager(
-        20, ("full", 4), ("sw", 4, 8), free_order="tail", enable_kv_cache_events=True, metrics_collector=collector
-    )
-    a = request("a", range(12))
-    assert (0, ([1, 2, 3], [4, 5, 6])) == admit(kv, a)
-    stored = [event for event in kv.take_events() if isinstance(event, BlockStored)]
-    assert [(a.block_hashes[:], 0), (a.block_hashes[:], 1)] == [(e.block_hashes, e.group_id) for e in stored]
-    kv.check_valid()
-
-
-def test_a_collector_that_raises_loses_nothing_and_each_call_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: KVCacheManager) -> None:
-        raise RuntimeError("a collector's own mistake")
-
-    want, _ = story(None)
-    with caplog.at_level(logging.ERROR):
-        got, heard = story(fail)
-    assert want == got
-    _, undisturbed = story(lambda kv: None)
-    assert undisturbed == heard
-    # three allocations, one eviction, one reset
-    assert 5 == len(caplog.records)
-    assert {"RuntimeError"} == {record.exc_info[0].__name__ for record in caplog.records}  # type: ignore[index, union-attr]
-
-
-def test_an_interrupt_inside_a_collector_comes_through_and_finds_the_state_complete() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    kv = manager(9, ("full", 4), enable_kv_cache_events=True, metrics_collector=Meddler(interrupt))
-    a = request("a", range(9))
-    with pytest.raises(KeyboardInterrupt):
-        kv.allocate_slots(a, 9)
-    assert ([[1, 2, 3]], 1) == (list(kv.get_block_ids("a")), len(kv.take_events()))
-    kv.free(a)
-    with pytest.raises(KeyboardInterrupt):
-        kv.reset_prefix_cache()
-    assert (0, 1) == (kv.block_pool.num_cached_keys, len(kv.take_events()))
-
-
-def test_a_pool_notes_that_it_was_reset_before_its_collector_hears_of_it() -> None:
-    seen: list[Any] = []
-    kv = manager(
-        9, ("full", 4), enable_kv_cache_events=True, log_stats=True,
-        metrics_collector=Meddler(lambda: seen.append((kv.take_events(), kv.make_prefix_cache_stats()))),
-    )  # fmt: skip
-    assert kv.reset_prefix_cache() is True
-    ((events, stats),) = seen
-    assert (["AllBlocksCleared"], True) == ([type(event).__name__ for event in events], stats.reset)
-
-
-def test_a_pool_tells_what_was_touched_and_never_of_the_null_block() -> None:
-    collector = Meddler(lambda: None)
-    pool = BlockPool(9, True, metrics=collector)
-    one = pool.get_new_blocks(1)
-    pool.touch([[pool.null_block, *one]])
-    assert [("evicted", 1), ("allocated", 1), ("accessed", 1)] == collector.heard
-    kv = manager(9, ("sw", 4, 4), metrics_collector=collector, free_order="tail")
-    admit(kv, request("a", range(13)))
-    collector.heard.clear()
-    b = request("b", range(13))
-    found, hit = kv.get_computed_blocks(b)
-    assert ([0, 0, 3],) == found.get_block_ids()
-    assert kv.allocate_slots(b, 13 - hit, hit, found) is not None
-    assert [("accessed", 3), ("evicted", 5), ("allocated", 5)] == collector.heard
-
-
-def test_a_pool_notes_the_keys_that_go_with_blocks_handed_out() -> None:
-    pool = BlockPool(2, True, events=True)
-    req = request("r", range(4))
-    pool.cache_full_blocks(req, pool.get_new_blocks(1), 0, 1, 4, 0)
-    pool.free_blocks([KVCacheBlock(pool, 1)])
-    pool.take_events()
-    pool.get_new_blocks(1)
-    assert [BlockRemoved([req.block_hashes[0]], "GPU", 0)] == pool.take_events()
-
-
-# ---- requests ----
-
-
-def failing_hasher(wrong: Any) -> Callable[[Any], Any]:
-    hasher = BlockHasher(4)
-
-    def hash_blocks(req: Any) -> Any:
-        if req.num_tokens <= 8:
-            return hasher(req)
-        if isinstance(wrong, BaseException):
-            raise wrong
-        return wrong
-
-    return hash_blocks
-
-
-def broken_half_way() -> Any:
-    yield 1
-    raise OSError("the tokens' source")
-
-
-@pytest.mark.parametrize("own_list", [False, True])
 @pytest.mark.parametrize(
-    ("tokens", "hasher", "error"),
+    ("error", "message", "make"),
     [
-        (lambda: [9, 9, 9, "x"], BlockHasher(4), TypeError),
-        (lambda: [9, 9, 2**70, 9], BlockHasher(4), ValueError),
-        (broken_half_way, BlockHasher(4), OSError),
-        (lambda: None, BlockHasher(4), TypeError),
-        (lambda: [1, 2], failing_hasher(RuntimeError("no")), RuntimeError),
-        (lambda: [1, 2], failing_hasher(7), TypeError),
-        (lambda: 1, failing_hasher(RuntimeError("no")), RuntimeError),
-        (lambda: 1, failing_hasher(KeyboardInterrupt()), KeyboardInterrupt),
+        (ValueError, "^num_blocks", lambda: pool(num_blocks=0)),
+        (ValueError, "num_blocks must be at least 1", lambda: manager(0, FULL)),
+        (ValueError, "^free_order must be one of", lambda: pool(free_order="lifo")),
+        (ValueError, "^hash_block_size", lambda: pool(hash_block_size=0)),
+        # managers
+        (TypeError, "config must be a KVCacheConfig .*not None", lambda: KVCacheManager(None, 64, 4)),  # type: ignore[arg-type]
+        (TypeError, "^max_model_len must be an integer, not None", lambda: built(max_model_len=None)),
+        (TypeError, "^max_model_len must be an integer, not 64.0", lambda: built(max_model_len=64.0)),
+        (TypeError, "^hash_block_size must be an integer, not None", lambda: built(hash_block_size=None)),
+        (ValueError, "^max_model_len", lambda: built(max_model_len=0)),
+        (ValueError, "^max_model_len", lambda: built(max_model_len=2**63)),
+        (ValueError, "^max_in_flight_tokens", lambda: built(max_in_flight_tokens=-1)),
+        (ValueError, "^free_order", lambda: built(free_order="x")),
+        (ValueError, "watermark", lambda: built(watermark=-0.1)),
+        (ValueError, "watermark", lambda: built(watermark=1.1)),
+        (ValueError, "watermark", lambda: built(watermark=float("nan"))),
+        (ValueError, "must be the hash block size", lambda: manager(9, FULL, hash_block_size=2)),
+        (ValueError, "multiples", lambda: manager(9, FULL, ("sw", 6, 8))),
+        (ValueError, "common multiple",
+         lambda: manager(9, *[("full", size) for size in (2**31 - 1, 2**31 - 2, 2**31 - 3)], hash_block_size=1)),
+        (ValueError, "EAGLE", lambda: manager(9, ("chunk", 4, 8), use_eagle=True)),
+        (ValueError, "is_eagle_group", lambda: manager(9, FULL, ("chunk", 4, 8), marked=[1])),
+        (ValueError, "cross attention cannot be cached", lambda: manager(9, ("cross", 4))),
+        (ValueError, "cross attention cannot be cached", lambda: manager(9, FULL, ("cross", 4))),
+        (ValueError, "no manager for Empty",
+         lambda: KVCacheManager(KVCacheConfig(9, [KVCacheGroupSpec(["a"], Empty(4))]), 64, 4)),
+        (ValueError, "context parallelism", lambda: manager(9, FULL, WINDOW, dcp_world_size=2, hash_block_size=8)),
+        (ValueError, "context parallelism", lambda: manager(9, WINDOW, pcp_world_size=2, hash_block_size=8)),
+        (ValueError, "^hash_block_size", lambda: built(hash_block_size=2**31, enable_caching=False)),
+        (ValueError, "^block_size must", lambda: manager(9, ("full", 2**31), enable_caching=False)),
+        (ValueError, "^block_size times the world sizes",
+         lambda: manager(9, ("full", 2**20), dcp_world_size=2**11, enable_caching=False)),
+        (ValueError, "^dcp_world_size", lambda: built(dcp_world_size=2**63)),
+        (ValueError, "^pcp_world_size", lambda: built(pcp_world_size=2**31)),
+        (ValueError, "^sliding_window", lambda: manager(9, ("sw", 4, 2**63))),
+        (ValueError, "^attention_chunk_size", lambda: manager(9, ("chunk", 4, 2**63))),
+        (ValueError, "^num_speculative_blocks", lambda: manager(9, ("mamba", 4, 2**63))),
+        (ValueError, "^retention_interval", lambda: manager(9, WINDOW, retention_interval=-1)),
+        (ValueError, "^retention_interval must be a multiple of 4", lambda: manager(9, WINDOW, retention_interval=6)),
+        (ValueError, "is_eagle_group", lambda: manager(9, FULL, WINDOW, retention_interval=0, use_eagle=True)),
+        # hashers and metrics
+        (ValueError, "^block_size", lambda: BlockHasher(-1)),
+        (ValueError, "^block_size", lambda: BlockHasher(0)),
+        (ValueError, "^block_size", lambda: BlockHasher(2**31)),
+        (ValueError, "algorithm", lambda: BlockHasher(4, "sha256")),
+        (ValueError, "^library", lambda: BlockHasher(4, library="openssl")),
+        (ValueError, "^extra_keys", lambda: BlockHasher(4, extra_keys="both")),
+        (ValueError, "^max_recent_requests", lambda: CachingMetrics(0)),
+        (ValueError, "^sample_rate", lambda: KVCacheMetricsCollector(-0.1)),
+        (ValueError, "^sample_rate", lambda: KVCacheMetricsCollector(1.1)),
+        # requests
+        (ValueError, "prompt_token_ids or prompt_embeds", lambda: Request("r", None)),
+        (ValueError, "one token, and prompt_embeds is empty",
+         lambda: Request("e", None, prompt_embeds=np.zeros((0, 8)))),
+        (ValueError, "item 2 begins before item 1",
+         lambda: Request("r", range(9), mm_features=features(("a", 0, 1), ("b", 5, 1), ("c", 3, 1)))),
+        # specs and their memory
+        (ValueError, "^block_size", lambda: FullAttentionSpec(0, 4, 8, "float16")),
+        (ValueError, "^num_kv_heads", lambda: FullAttentionSpec(16, 0, 8, "float16")),
+        (ValueError, "^head_size", lambda: SlidingWindowSpec(16, 4, -8, "float16", 4)),
+        (ValueError, "^sliding_window", lambda: SlidingWindowSpec(4, 1, 1, "float16", 0)),
+        (ValueError, "^attention_chunk_size", lambda: ChunkedLocalAttentionSpec(4, 1, 1, "float16", 0)),
+        (ValueError, "^dtype must be a dtype, not 'none such'", lambda: FullAttentionSpec(16, 4, 8, "none such")),
+        (ValueError, "^dtype must have elements", lambda: SlidingWindowSpec(16, 4, 8, "V0", 4)),
+        (ValueError, "^cache_dtype", lambda: MLAAttentionSpec(4, 1, 1, "uint8", cache_dtype="none such")),
+        (ValueError, "1 shapes and 0 dtypes", lambda: MambaSpec(4, ((1,),), ())),
+        (ValueError, "^shapes", lambda: MambaSpec(16, (), ())),
+        (ValueError, "^shapes", lambda: MambaSpec(16, ((4, 0),), ("float16",))),
+        (ValueError, "^shapes", lambda: MambaSpec(16, ((-4, -4),), ("float16",))),
+        (ValueError, "^dtypes must be a dtype", lambda: MambaSpec(16, ((4,),), ("none such",))),
+        (ValueError, "^num_speculative_blocks", lambda: MambaSpec(4, ((1,),), ("float16",), -1)),
+        (ValueError, "^page_size_padded must be at least 2", lambda: MambaSpec(4, ((1,),), ("float16",), 0, 1)),
+        (ValueError, "'l0'.*page_size_bytes", lambda: memory({"l0": Empty(4)})),
+        (ValueError, "'l0'.*page_size_bytes", lambda: memory({"l1": LAYER, "l0": Empty(4)})),
+        (ValueError, "no block size makes them",
+         lambda: memory({"a": FullAttentionSpec(4, 4, 8, "int8"), "b": SlidingWindowSpec(4, 3, 8, "int8", 8)})),
+        (ValueError, "different windows",
+         lambda: memory({str(w): FullAttentionSpec(4, 1, 8, "float16", w) for w in (4, 5)})),
+        (TypeError, "^memory_bytes must be an integer, not 9000.0", lambda: memory({"l0": LAYER}, 9000.0)),
+        (TypeError, "^memory_bytes must be an integer, not '64G'", lambda: memory({"l0": LAYER}, "64G")),
+        (ValueError, "^memory_bytes must", lambda: memory({"l0": LAYER}, 2**63)),
+        (ValueError, "^memory_bytes must", lambda: memory({"l0": LAYER}, -1)),
+        # budgets
+        *((ValueError, f"^{name} .*-1", lambda name=name: budget(**{name: -1})) for name in BUDGET),
+        *((TypeError, f"^{name} .*1.5", lambda name=name: budget({"image": 4}, **{name: 1.5})) for name in BUDGET),
+        *((ValueError, f"^{name} .*-1", lambda name=name: items(**{name: -1})) for name in ITEMS),
+        (ValueError, r"^max_tokens_by_modality\['image'\] .*-4", lambda: budget({"video": 4, "image": -4})),
+        (ValueError, r"^max_tokens_by_modality\['image'\] .*-4", lambda: items(-4)),
+        (ValueError, r"^limits_per_prompt\['image'\] .*-1", lambda: items(4, -1)),
+        (ValueError, "says nothing of 'image'", lambda: MultiModalBudget({"image": 1}, {}, **ITEMS)),
+        (ValueError, "no modalities", lambda: MultiModalBudget({}, {}, **ITEMS).get_modality_with_max_tokens()),
+        (KeyError, "audio", lambda: items().get_max_items("audio")),
     ],
-)
-def test_appending_tokens_that_cannot_be_hashed_appends_none(
-    tokens: Any, hasher: Any, error: type[BaseException], own_list: bool
-) -> None:
-    req = Request("r", range(7), block_hasher=hasher)
-    if own_list:
-        req.block_hashes = list(req.block_hashes)  # type: ignore[assignment]
-    req.append_output_token_ids(7)
-    before = (req.all_token_ids[:], list(req.block_hashes))
-    with pytest.raises(error):
-        req.append_output_token_ids(tokens())
-    assert before == (req.all_token_ids[:], list(req.block_hashes))
-    assert (8, 1) == (req.num_tokens, req.num_output_tokens)
+)  # fmt: skip
+def test_what_cannot_be_is_refused_when_made(error: type[Exception], message: str, make: Any) -> None:
+    with pytest.raises(error, match=message):
+        make()
 
 
-def test_hashes_that_come_one_by_one_are_appended_together_or_not_at_all() -> None:
-    def hasher(req: Any) -> Any:
-        return iter([b"y" * 32]) if req.num_tokens == 5 else halting() if req.num_tokens > 5 else []
-
-    def halting() -> Any:
-        yield b"z" * 32
-        raise OSError("no more hashes")
-
-    req = Request("r", range(4), block_hasher=hasher)
-    req.block_hashes = []  # type: ignore[assignment]
-    req.append_output_token_ids(1)
-    assert [b"y" * 32] == req.block_hashes
-    with pytest.raises(OSError, match="no more"):
-        req.append_output_token_ids(2)
-    assert [[b"y" * 32], 5] == [req.block_hashes, req.num_tokens]
+@pytest.mark.parametrize("unlike", [False, True])
+def test_too_little_memory_is_said_with_what_is_needed(caplog: pytest.LogCaptureFixture, unlike: bool) -> None:
+    layers = {"a": LAYER, "b": SlidingWindowSpec(4, 1, 8, "float16", 8) if unlike else LAYER}
+    need = LAYER.page_size_bytes * (1 if unlike else 2)
+    with caplog.at_level(logging.WARNING):
+        assert 2 == memory(layers, 2 * need).num_blocks
+        assert [] == caplog.records
+        for available, num_blocks in ((0, 0), (need - 1, 0), (2 * need - 1, 1)):
+            caplog.clear()
+            assert num_blocks == memory(layers, available).num_blocks
+            (record,) = caplog.records
+            assert all(text in record.getMessage() for text in (f"{available} bytes", f"{2 * need} bytes"))
 
 
-def test_a_hash_among_others_that_is_none_takes_its_tokens_back_too() -> None:
-    req = Request("r", range(8), block_hasher=failing_hasher([b"x" * 32, 5]))
-    before = (req.num_tokens, req.block_hashes[:])
-    with pytest.raises(TypeError):
-        req.append_output_token_ids([1, 2])
-    assert before == (req.num_tokens, req.block_hashes[:])
-
-
-def duck(items: list[Feature], tokens: int = 16) -> Any:
-    return types.SimpleNamespace(
-        block_hashes=[], num_tokens=tokens, all_token_ids=list(range(tokens)), mm_features=items,
-        lora_name=None, cache_salt=None, prompt_embeds=None,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("library", ["auto", "hashlib"])
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        ([("a", 0, 2), ("b", 9, 2), ("c", 5, 2)], "item 2 begins before item 1"),
-        ([("a", 0, 2), ("b", -1, 2)], "item 1"),
-        ([("a", 0, 2), ("b", 3, -2)], "item 1"),
-        ([("a", 0, 2), ("b", 3, 2**60)], "item 1"),
-        ([("a", -1, 9)], "the offset of item 0"),
-        ([("a", 0, -2)], "the length of item 0"),
-        ([("a", 2, 2**60 - 2)], "the end of item 0"),
-        ([("a", 3, 2**63)], "item 0"),
-        ([("a", 2**63, 1)], "item 0"),
-    ],
-)
-def test_items_that_no_block_key_can_name_are_refused_by_number(library: str, items: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BlockHasher(4, library=library)(duck(features(*items)))
-
-
-def test_an_item_that_reaches_far_beyond_the_prompt_is_in_every_key() -> None:
-    req = duck(features(("a", 2, 2**60 - 3)))
-    assert block_hashes(req, 4) == list(BlockHasher(4)(req)) == list(BlockHasher(4, library="hashlib")(req))
-
-
-# ---- block hashes ----
-
-
-class LongBytes(bytes):
-    """Says that it is longer than it is."""
-
-    def __len__(self) -> int:
-        return 32
-
-
-class Padded:
-    """Has a length of 32 and a buffer of nothing."""
-
-    def __len__(self) -> int:
-        return 32
-
-    def __bytes__(self) -> bytes:
-        return b""
-
-
-@pytest.mark.parametrize("make", [LongBytes, bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
-def test_a_hash_is_the_bytes_that_its_object_really_has(make: Any) -> None:
-    hashes = BlockHashes()
-    hashes.append(make(b"ab"))
-    hashes.extend([make(b"cd"), make(b"ef")])
-    assert ([b"ab", b"cd", b"ef"], 2) == (hashes[:], hashes.width)
-    hashes.check_valid()
-    words = BlockHashes([cast(Any, array.array("H", [1, 2]))])
-    assert [array.array("H", [1, 2]).tobytes()] == words[:]
-
-
-@pytest.mark.parametrize("make", [Padded, lambda: LongBytes(b""), lambda: "ab", lambda: 32, lambda: [1] * 32])
-def test_what_has_no_bytes_is_no_hash(make: Any) -> None:
-    hashes = BlockHashes([b"x" * 32])
-    for put in (hashes.append, lambda item: hashes.extend([item]), lambda item: hashes.extend([b"y" * 32, item])):
-        with pytest.raises((TypeError, ValueError)):
-            put(make())
-    assert [b"x" * 32] == hashes[:]
-
-
-def test_a_pool_looks_up_the_bytes_that_the_hash_really_has() -> None:
-    pool = BlockPool(9, True)
-    req = types.SimpleNamespace(block_hashes=[b"ab"], all_token_ids=[1])
-    blocks = pool.get_new_blocks(1)
-    pool.cache_full_blocks(req, blocks, 0, 1, 1, 0)
-    assert [blocks[0]] == pool.get_cached_block(LongBytes(b"ab"), [0])
-    assert [blocks[0]] == pool.get_cached_block(cast(Any, bytearray(b"ab")), [0])
-    assert None is pool.get_cached_block(b"", [0])
-    assert None is pool.get_cached_block(b"a" * 33, [0])
-
-
-def test_a_parent_is_the_bytes_that_it_really_has() -> None:
-    req = duck([], 8)
-    req.block_hashes = [LongBytes(b"short")]
-    want = list(BlockHasher(4, library="hashlib")(types.SimpleNamespace(**vars(req) | {"block_hashes": [b"short"]})))
-    assert want == list(BlockHasher(4)(req)) == list(BlockHasher(4, library="hashlib")(req))
-
-
-def test_c_copies_a_parent_only_of_the_size_of_its_hashes() -> None:
-    for parent in (b"", b"short", b"x" * 31, b"x" * 33):
-        with pytest.raises(ValueError, match="32 bytes"):
-            sha256_chain(BlockHashes(), parent, 0, 4, [1, 2, 3, 4], NO_EXTRAS)
+def test_a_number_of_blocks_is_a_plain_integer() -> None:
+    num_blocks = memory({"l0": LAYER}, np.int64(10 * LAYER.page_size_bytes)).num_blocks
+    assert (10, int) == (num_blocks, type(num_blocks))
 
 
 # ---- the pool ----
 
 
+def own(block_id: int) -> Any:
+    return types.SimpleNamespace(block_id=block_id)
+
+
+def keys(num_cached: int, num_full: int, size: int = 4, group: int = 0) -> Any:
+    return lambda pool, req, blocks, other: pool.cache_full_blocks(req, blocks, num_cached, num_full, size, group)
+
+
 @pytest.mark.parametrize(
-    ("num_cached", "num_full", "block_size", "group"),
+    ("message", "call"),
     [
-        (-1, 1, 4, 0), (0, -1, 4, 0), (-3, -1, 4, 0), (-2, 3, 4, 0), (0, 4, 4, 0), (4, 3, 4, 0), (2**63, 2**63, 4, 0),
-        (0, 2, 0, 0), (0, 2, -4, 0), (0, 2, 2**62, 0), (0, 2, 2**63, 0), (0, 2, 4, -1), (0, 2, 4, 2**31),
+        (r"^Cannot get 6 free blocks from the pool$", lambda pool, req, blocks, other: pool.get_new_blocks(6)),
+        ("^n must be", lambda pool, req, blocks, other: pool.get_new_blocks(-1)),
+        ("no request holds", lambda pool, req, blocks, other: pool.free_blocks([blocks[0], blocks[0]])),
+        ("^block id 9 is outside the pool", lambda pool, req, blocks, other: pool.free_blocks([own(9)])),
+        ("^block id 9 is outside the pool", lambda pool, req, blocks, other: pool.touch([[own(9)]])),
+        *(("group", lambda pool, req, blocks, other, group=group: pool.get_cached_block(b"x" * 32, [0, group]))
+          for group in (-1, 2**31, 2**63)),
+        ("enable_caching", lambda pool, req, blocks, other: BlockPool(4, False).cache_full_blocks(req, [], 0, 0, 4, 0)),
+        ("has a key", keys(0, 1)),
+        ("blocks 1 to 4 of 3", keys(1, 4)),
+        ("fewer block hashes", keys(1, 3)),
+        ("only lead", lambda pool, req, blocks, other:
+            pool.cache_full_blocks(req, [*blocks[:2], pool.null_block], 1, 3, 4, 0)),
+        ("multiple", keys(1, 2, 6)),
+        *((r"^blocks ", keys(first, end))
+          for first, end in ((-1, 1), (0, -1), (-3, -1), (-2, 3), (0, 4), (4, 3), (2**63, 2**63))),
+        *(("block_size", keys(0, 2, size)) for size in (0, -4, 2**62, 2**63)),
+        *(("group_id", keys(0, 2, 4, group)) for group in (-1, 2**31)),
+        # blocks of another pool
+        ("another pool", lambda pool, req, blocks, other: pool.touch([other])),
+        ("another pool", lambda pool, req, blocks, other: pool.touch([[blocks[0], other[1]]])),
+        ("another pool", lambda pool, req, blocks, other: pool.free_blocks(iter(other))),
+        ("another pool", lambda pool, req, blocks, other: pool.cache_full_blocks(req, other, 1, 2, 4, 0)),
+        ("another pool", lambda pool, req, blocks, other: KVCacheBlocks([[blocks[0], other[1]]])),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("hash_block_size", [None, 4])
-def test_a_range_of_blocks_outside_those_given_is_refused(
-    hash_block_size: int | None, num_cached: int, num_full: int, block_size: int, group: int
-) -> None:
-    pool = BlockPool(9, True, events=True, hash_block_size=hash_block_size)
-    blocks = pool.get_new_blocks(3)
-    before = pool_state(pool)
-    req = request("r", range(12))
-    with pytest.raises(ValueError, match=r"blocks|block_size|group_id"):
-        pool.cache_full_blocks(req, blocks, num_cached, num_full, block_size, group)
-    assert (before, []) == (pool_state(pool), pool.take_events())
+def test_what_a_pool_refuses_changes_nothing(message: str, call: Any) -> None:
+    for hash_block_size in (4, None) if "multiple" not in message else (4,):
+        made = BlockPool(9, True, hash_block_size=hash_block_size, events=True)
+        req, blocks = request("r", range(8)), made.get_new_blocks(3)
+        made.cache_full_blocks(req, blocks, 0, 1, 4, 0)
+        made.take_events()
+        before = pool_state(made)
+        with pytest.raises(ValueError, match=message):
+            call(made, req, blocks, BlockPool(9, True).get_new_blocks(3))
+        assert (before, []) == (pool_state(made), made.take_events())
 
 
-def test_a_range_without_blocks_is_nothing_to_do() -> None:
-    pool = BlockPool(9, True, events=True)
-    blocks = pool.get_new_blocks(3)
-    before = pool_state(pool)
-    for num_cached, num_full in ((0, 0), (3, 3), (2, 1)):
-        pool.cache_full_blocks(request("r", range(12)), blocks, num_cached, num_full, 4, 0)
-    assert (before, []) == (pool_state(pool), pool.take_events())
+def test_a_block_of_a_pool_may_be_anything_that_has_its_id() -> None:
+    made = pool()
+    blocks = made.get_new_blocks(2)
+    before = pool_state(made)
+    made.touch([[], [own(1)]])
+    made.free_blocks(iter([own(1)]))
+    for num_cached, num_full in ((0, 0), (2, 2), (2, 1)):
+        made.cache_full_blocks(request("r", range(12)), blocks, num_cached, num_full, 4, 0)
+    assert before == pool_state(made)
+    assert blocks == KVCacheBlocks([blocks, []]).blocks[0]
 
 
-def test_a_group_that_cannot_be_is_refused_by_a_look_up() -> None:
-    pool = BlockPool(9, True)
-    for group in (-1, 2**31, 2**63):
-        with pytest.raises(ValueError, match="group"):
-            pool.get_cached_block(b"x" * 32, [0, group])
+@pytest.mark.parametrize("collector", [False, True])
+@pytest.mark.parametrize("bad", [0, -1, 9, 2**31, -(2**70)])
+def test_a_block_id_outside_the_pool_is_named(bad: int, collector: bool) -> None:
+    class Deaf:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *about: None
+
+    kv = manager(9, FULL, metrics_collector=Deaf() if collector else None)
+    admit(kv, request("a", range(9)))
+    with pytest.raises(ValueError, match=rf"^block id {bad} (is outside the pool|names the null block): .* 1 to 8"):
+        kv.evict_blocks([1, bad, 2])
+    with pytest.raises(TypeError, match=r"^a block id must be an integer, not 1\.5"):
+        kv.evict_blocks([1, 1.5])  # type: ignore[list-item]
+    assert [1, 2] == kv.block_pool.cached_block_ids()
 
 
-def test_a_pool_refuses_the_blocks_of_another() -> None:
-    pool, other = BlockPool(9, True), BlockPool(9, True)
-    mine, theirs = pool.get_new_blocks(2), other.get_new_blocks(2)
-    before = pool_state(pool)
-    req = request("r", range(8))
-    for blocks in (theirs, list(theirs), [mine[0], theirs[1]]):
-        for call in (
-            lambda b: pool.touch([b]),
-            pool.free_blocks,
-            lambda b: pool.cache_full_blocks(req, b, 0, 2, 4, 0),
-        ):
-            with pytest.raises(ValueError, match="another pool"):
-                call(blocks)
-    with pytest.raises(ValueError, match="another pool"):
-        pool.free_blocks(iter(theirs))
-    with pytest.raises(ValueError, match="another pool"):
-        KVCacheBlocks([[mine[0], theirs[1]]])
-    assert before == pool_state(pool)
-    # Where there is no block there is nobody else's; and a block may be anything that has an id.
-    one: Any = types.SimpleNamespace(block_id=1)
-    pool.touch([theirs[:0], [], [one]])
-    pool.free_blocks(iter([one]))
-    assert mine == KVCacheBlocks([mine, theirs[:0]]).blocks[0]
-    assert before == pool_state(pool)
+# ---- the manager ----
 
 
-def test_computed_blocks_of_another_manager_are_refused_before_anything_changes() -> None:
-    kv, other = (manager(9, ("full", 4), free_order="tail") for _ in range(2))
-    a, b = request("a", range(9)), request("b", range(9))
-    admit(kv, a)
-    admit(other, a)
-    found, hit = other.get_computed_blocks(b)
-    before = state(kv), state(other)
-    for foreign in (found, KVCacheBlocks([[KVCacheBlock(other.block_pool, 1)]])):
-        with pytest.raises(ValueError, match="another"):
-            kv.allocate_slots(b, 9 - hit, hit, foreign)
-    with pytest.raises(ValueError, match="another"):
-        kv.create_kv_cache_blocks(found.blocks)
-    assert before == (state(kv), state(other))
-    assert (8, ([4],)) == admit(kv, b)
+class Case:
+    """A manager in which a request has blocks and another has none, and managers beside it."""
+
+    def __init__(self) -> None:
+        self.kv, self.other = (manager(30, FULL) for _ in range(2))
+        self.off, self.two = manager(30, FULL, enable_caching=False), manager(30, FULL, WINDOW)
+        self.a, self.b, self.plain = request("a", range(16)), request("b", range(17)), Request("c", range(17))
+        for each in (self.kv, self.other):
+            admit(each, self.a)
+        self.a.num_computed_tokens = 3
+
+    def changed(self, **attributes: int) -> Request:
+        vars(self.a).update(attributes)
+        return self.a
+
+    def found(self, ids: bytes = b"\1\0\0\0", counts: tuple[int, ...] = (1,), of: Any = None) -> KVCacheBlocks:
+        return KVCacheBlocks.from_ids((of or self.kv).block_pool, ids, counts)
 
 
 @pytest.mark.parametrize(
-    ("ids", "counts"), [(b"\1\0\0\0", (2,)), (b"\1\0\0\0", (0,)), (b"\1\0\0\0\2", (1,)), (b"\1\0\0\0", (2**33,))]
-)
-def test_computed_blocks_whose_counts_are_not_those_of_their_ids_are_refused(
-    ids: bytes, counts: tuple[int, ...]
-) -> None:
-    kv = manager(9, ("full", 4))
+    ("message", "call"),
+    [
+        (r"^num_new_tokens must be greater than 0$", lambda c: c.kv.allocate_slots(c.b, 0)),
+        (r"^num_new_tokens must be greater than 0$", lambda c: c.kv.allocate_slots(c.b, -3)),
+        ("num_new_tokens", lambda c: c.kv.allocate_slots(c.b, -1, num_external_computed_tokens=4)),
+        ("'a'.*unique", lambda c: c.kv.allocate_slots(c.a, 1, 4, c.found())),
+        ("need caching", lambda c: c.off.allocate_slots(c.b, 1, 4, c.found(of=c.off))),
+        ("1 groups, the manager 2", lambda c: c.two.allocate_slots(c.b, 1, 4, c.found(of=c.two))),
+        ("another manager", lambda c: c.kv.allocate_slots(c.b, 9, 8, c.other.get_computed_blocks(c.b)[0])),
+        ("another manager", lambda c: c.kv.allocate_slots(
+            c.b, 9, 8, KVCacheBlocks([[KVCacheBlock(c.other.block_pool, 1)]]))),
+        ("outside", lambda c: c.kv.allocate_slots(c.b, 1, 4, c.found(b"\xff\0\0\0"))),
+        *(("counts", lambda c, counts=counts: c.kv.allocate_slots(c.b, 1, 4, c.found(counts=counts)))
+          for counts in ((2,), (0,), (2**33,))),
+        ("counts", lambda c: c.kv.allocate_slots(c.b, 1, 4, c.found(b"\1\0\0\0\2"))),
+        (r"hashes.*\b4 are needed and 0 there", lambda c: c.kv.allocate_slots(c.plain, 17)),
+        ("reserved_blocks", lambda c: c.kv.allocate_slots(c.b, 4, reserved_blocks=-1)),
+        (r"num_computed_tokens \+ num_new_computed_tokens", lambda c:
+            c.kv.allocate_slots(c.changed(num_computed_tokens=2**59), 1, 2**59)),
+        ("num_in_flight_tokens", lambda c: c.kv.allocate_slots(c.changed(num_in_flight_tokens=-1), 40)),
+        (r"blocks.*\b25 are needed and 4 there", lambda c: c.kv.cache_blocks(c.a, 100)),
+        ("no blocks to cache", lambda c: c.kv.cache_blocks(c.b, 4)),
+        ("num_computed_tokens", lambda c: c.kv.remove_skipped_blocks("a", -1)),
+        ("num_tokens", lambda c: c.kv.num_blocks_needed(c.a, -1)),
+        ("num_computed_tokens", lambda c: c.kv.num_blocks_needed(c.changed(num_computed_tokens=2**63), 4)),
+        ("2 sequences of blocks for 1 groups", lambda c: c.kv.create_kv_cache_blocks(([], []))),
+        ("another manager", lambda c: c.kv.create_kv_cache_blocks(c.found(of=c.other).blocks)),
+        ("different pools", lambda c: c.found() + c.found(of=c.other)),
+        ("1 and 2 groups", lambda c: c.found() + c.two.empty_kv_cache_blocks),
+        ("only one group", lambda c: c.two.empty_kv_cache_blocks.get_unhashed_block_ids()),
+    ],
+)  # fmt: skip
+def test_what_a_manager_refuses_changes_nothing(message: str, call: Any) -> None:
+    case = Case()
+    managers = (case.kv, case.other, case.off, case.two)
+    before = [state(each) for each in managers]
+    with pytest.raises(ValueError, match=message):
+        call(case)
+    assert before == [state(each) for each in managers]
+
+
+@pytest.mark.parametrize("wrong", [None, "a"])
+def test_what_is_no_request_is_refused_with_what_is_expected(wrong: Any) -> None:
+    kv = Case().kv
     before = state(kv)
-    with pytest.raises(ValueError, match="counts"):
-        kv.allocate_slots(request("b", range(9)), 1, 4, KVCacheBlocks.from_ids(kv.block_pool, ids, counts))
+    for call in (kv.free, kv.get_computed_blocks, lambda r: kv.allocate_slots(r, 1), lambda r: kv.cache_blocks(r, 4)):
+        with pytest.raises(TypeError, match=r"request must have the attributes of a Request.*: " + repr(wrong)):
+            call(wrong)
     assert before == state(kv)
-
-
-def test_computed_blocks_for_an_id_that_has_blocks_say_that_ids_are_unique() -> None:
-    kv = manager(9, ("full", 4))
-    admit(kv, request("a", range(9)))
-    again = request("a", range(9))
-    found, hit = kv.get_computed_blocks(again)
-    before = state(kv)
-    with pytest.raises(ValueError, match=r"'a'.*unique"):
-        kv.allocate_slots(again, 1, hit, found)
-    assert before == state(kv)
-    off = manager(9, ("full", 4), enable_caching=False)
-    with pytest.raises(ValueError, match="need caching"):
-        off.allocate_slots(again, 1, 4, KVCacheBlocks([[KVCacheBlock(off.block_pool, 1)]]))
-
-
-def test_hashes_in_a_list_of_ones_own_are_cached_when_the_contents_come() -> None:
-    kv = manager(9, ("full", 4), enable_kv_cache_events=True)
-    a = request("a", range(9))
-    a.block_hashes = list(a.block_hashes)  # type: ignore[assignment]
-    assert kv.allocate_slots(a, 9, delay_cache_blocks=True) is not None
-    kv.cache_blocks(a, 8)
-    (event,) = kv.take_events()
-    assert isinstance(event, BlockStored)
-    assert [a.block_hashes, [1, 2]] == [event.block_hashes, kv.block_pool.cached_block_ids()]
-
-
-# ---- numbers ----
 
 
 @pytest.mark.parametrize("running", [True, False])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(
     "field",
-    ["num_computed_tokens", "num_new_tokens", "num_new_computed_tokens", "num_lookahead_tokens", "num_encoder_tokens"],
-)
+    ["num_computed_tokens", "num_new_tokens", "num_new_computed_tokens", "num_lookahead_tokens", "num_encoder_tokens",
+     "num_external_computed_tokens"],
+)  # fmt: skip
 def test_a_number_of_tokens_out_of_range_is_refused_alike_everywhere(field: str, caching: bool, running: bool) -> None:
-    kv = manager(20, ("full", 4), ("sw", 4, 8), enable_caching=caching)
+    kv = manager(20, FULL, WINDOW, enable_caching=caching)
     a, b = request("a", range(21)), request("b", range(40))
     admit(kv, a)
     a.num_computed_tokens = 18
@@ -517,63 +365,34 @@ def test_a_number_of_tokens_out_of_range_is_refused_alike_everywhere(field: str,
         options: dict[str, Any] = {"num_new_tokens": 1}
         if field == "num_computed_tokens":
             req.num_computed_tokens = value
+            with pytest.raises(ValueError, match=f"^{field} must be"):
+                kv.cache_blocks(req, value)
         else:
             options[field] = value
+            with pytest.raises(TypeError, match=field):
+                kv.allocate_slots(b, **options | {field: 1.5})
         with pytest.raises(ValueError, match=f"^{field} must be"):
             kv.allocate_slots(req, **options)
         assert before == state(kv)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("name", ["a", "b"])
-def test_caching_a_number_of_tokens_out_of_range_is_refused_alike_everywhere(name: str, caching: bool) -> None:
-    kv = manager(20, ("full", 4), enable_caching=caching)
-    admit(kv, request("a", range(21)))
-    before = state(kv)
-    for value in BEYOND:
-        with pytest.raises(ValueError, match=r"^num_computed_tokens must be"):
-            kv.cache_blocks(request(name, range(21)), value)
-        assert before == state(kv)
-
-
-@pytest.mark.parametrize("value", BEYOND)
+@pytest.mark.parametrize("value", [*BEYOND, 2**40])
 def test_a_request_of_impossible_length_is_refused_and_not_counted(value: int) -> None:
     kv = manager(20, ("chunk", 1, 4), hash_block_size=1, log_stats=True)
-    odd = types.SimpleNamespace(
+    odd: Any = types.SimpleNamespace(
         request_id="b", num_tokens=value, num_computed_tokens=0, num_preemptions=0, skip_reading_prefix_cache=False,
         all_token_ids=[1], block_hashes=[],
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60), not"):
+    with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60|what a block table can hold)"):
         kv.get_computed_blocks(odd)
-    with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60), not"):
-        kv.allocate_slots(odd, 1)
+    if value != 2**40:
+        with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60), not"):
+            kv.allocate_slots(odd, 1)
     stats = kv.make_prefix_cache_stats()
     assert stats is not None
-    assert 0 == stats.requests
-    assert ([],) == kv.get_block_ids("b")
-
-
-def test_a_sum_of_tokens_out_of_range_is_refused() -> None:
-    kv = manager(20, ("full", 4))
-    a = request("a", range(4))
-    a.num_computed_tokens = 2**59
-    before = state(kv)
-    with pytest.raises(ValueError, match=r"num_computed_tokens \+ num_new_computed_tokens"):
-        kv.allocate_slots(a, 1, num_new_computed_tokens=2**59)
-    assert before == state(kv)
-
-
-def test_a_prompt_of_more_blocks_than_a_table_can_hold_is_refused_by_a_look_up() -> None:
-    kv = manager(20, ("chunk", 1, 4), hash_block_size=1)
-    odd = types.SimpleNamespace(num_tokens=2**40, num_preemptions=0, skip_reading_prefix_cache=False, block_hashes=[])
-    with pytest.raises(ValueError, match="num_tokens"):
-        kv.get_computed_blocks(odd)
-
-
-def test_a_request_without_tokens_finds_nothing() -> None:
-    kv = manager(20, ("full", 4))
-    req = types.SimpleNamespace(num_tokens=0, num_preemptions=0, skip_reading_prefix_cache=False, block_hashes=[])
-    assert (kv.empty_kv_cache_blocks, 0) == kv.get_computed_blocks(req)
+    assert (0, ([],)) == (stats.requests, kv.get_block_ids("b"))
+    odd.num_tokens = 0
+    assert (kv.empty_kv_cache_blocks, 0) == kv.get_computed_blocks(odd)
 
 
 @pytest.mark.parametrize("drafts", [2**31 - 1, 2**40, 2**61, 2**62, 2**63 - 1])
@@ -585,111 +404,13 @@ def test_speculative_blocks_beyond_any_pool_never_fit(drafts: int, groups: int) 
     assert before == state(kv)
 
 
-def test_a_window_beyond_any_prompt_leaves_decode_steps_quiet() -> None:
-    kv = manager(20, ("sw", 4, 2**63 - 1))
-    a = request("a", range(5))
+@pytest.mark.parametrize("window", [10**9, 2**62, 2**63 - 1])
+def test_a_window_beyond_any_prompt_needs_the_run_from_the_start(window: int) -> None:
+    kv, a = manager(50, ("sw", 4, window)), request("a", range(20))
     admit(kv, a)
-    assert 7 == kv._tables.settled["a"]
-    assert kv.allocate_slots(a, 1) is kv.empty_kv_cache_blocks
-
-
-@pytest.mark.parametrize(
-    ("groups", "options", "message"),
-    [
-        ([("full", 4)], {"max_model_len": 2**63}, "max_model_len"),
-        ([("full", 4)], {"hash_block_size": 2**31, "enable_caching": False}, "hash_block_size"),
-        ([("full", 2**31)], {"enable_caching": False}, "block_size"),
-        ([("full", 2**20)], {"dcp_world_size": 2**11, "enable_caching": False}, "block_size"),
-        ([("full", 4)], {"dcp_world_size": 2**63, "enable_caching": False}, "dcp_world_size"),
-        ([("full", 4)], {"pcp_world_size": 2**31, "enable_caching": False}, "pcp_world_size"),
-        ([("sw", 4, 2**63)], {}, "sliding_window"),
-        ([("chunk", 4, 2**63)], {}, "attention_chunk_size"),
-        ([("mamba", 4, 2**63)], {}, "num_speculative_blocks"),
-    ],
-)
-def test_numbers_too_large_for_a_manager_are_refused_by_name(groups: Any, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        manager(9, *groups, **options)
-
-
-def test_a_hasher_of_impossible_blocks_is_refused() -> None:
-    for size in (-1, 0, 2**31, 2**63):
-        with pytest.raises(ValueError, match="block_size"):
-            BlockHasher(size)
-
-
-# ---- specs ----
-
-
-@pytest.mark.parametrize(
-    ("make", "field"),
-    [
-        (lambda: FullAttentionSpec(16, 0, 8, "float16"), "num_kv_heads"),
-        (lambda: FullAttentionSpec(16, 4, 0, "float16"), "head_size"),
-        (lambda: SlidingWindowSpec(16, 4, -8, "float16", 4), "head_size"),
-        (lambda: ChunkedLocalAttentionSpec(16, -4, 8, "float16", 4), "num_kv_heads"),
-        (lambda: FullAttentionSpec(16, 4, 8, "no such dtype"), "dtype"),
-        (lambda: SlidingWindowSpec(16, 4, 8, "V0", 4), "dtype"),
-        (lambda: MambaSpec(16, (), ()), "shapes"),
-        (lambda: MambaSpec(16, ((4, 0),), ("float16",)), "shapes"),
-        (lambda: MambaSpec(16, ((-4, -4),), ("float16",)), "shapes"),
-        (lambda: MambaSpec(16, ((4,),), ("no such dtype",)), "dtypes"),
-    ],
-)
-def test_a_spec_whose_page_would_be_empty_is_refused_when_made(make: Any, field: str) -> None:
-    with pytest.raises(ValueError, match=field):
-        make()
-
-
-def test_a_spec_of_ones_own_with_an_empty_page_is_refused_by_the_layers_name() -> None:
-    class Own(KVCacheSpec):
-        @property
-        def page_size_bytes(self) -> int:
-            return 0
-
-    for layers in ({"l0": Own(4)}, {"l1": FullAttentionSpec(4, 1, 8, "float16"), "l0": Own(4)}):
-        with pytest.raises(ValueError, match=r"'l0'.*page_size_bytes"):
-            make_kv_cache_config(layers, 1 << 20)
-
-
-@pytest.mark.parametrize("unlike", [False, True])
-def test_too_little_memory_is_said_with_what_is_needed(caplog: pytest.LogCaptureFixture, unlike: bool) -> None:
-    layer = FullAttentionSpec(4, 1, 8, "float16")
-    other = SlidingWindowSpec(4, 1, 8, "float16", 8) if unlike else layer
-    need = layer.page_size_bytes * (1 if unlike else 2)
-    with caplog.at_level(logging.WARNING):
-        assert 2 == make_kv_cache_config({"a": layer, "b": other}, 2 * need).num_blocks
-    assert [] == caplog.records
-    for memory, num_blocks in ((0, 0), (need - 1, 0), (2 * need - 1, 1)):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            config = make_kv_cache_config({"a": layer, "b": other}, memory)
-        assert num_blocks == config.num_blocks
-        (record,) = caplog.records
-        assert all(text in record.getMessage() for text in (f"{memory} bytes", f"{2 * need} bytes"))
-    with pytest.raises(ValueError, match="num_blocks must be at least 1"):
-        KVCacheManager(KVCacheConfig(0, [KVCacheGroupSpec(["a"], layer)]), 64, 4)
-
-
-# ---- the encoder's cache ----
-
-
-@pytest.mark.parametrize("make", [EncoderCacheManager, RequestEncoderCacheManager, EncoderDecoderCacheManager])
-def test_an_item_of_negative_size_is_refused_and_takes_no_space(make: Any) -> None:
-    cache = make(10)
-    place = types.SimpleNamespace(offset=0, length=-4, get_num_embeds=-4)
-    odd = types.SimpleNamespace(
-        request_id="r", mm_features=[Feature("A", place)], get_num_encoder_tokens=lambda i: -4,  # type: ignore[arg-type]
-    )  # fmt: skip
-    budget = () if make is RequestEncoderCacheManager else (100, 0)
-    with pytest.raises(ValueError, match=r"item 0.*-4"):
-        cache.can_allocate(odd, 0, *budget)
-    with pytest.raises(ValueError, match=r"item 0.*-4"):
-        cache.allocate(odd, 0)
-    if make is EncoderCacheManager:
-        with pytest.raises(ValueError, match=r"item 0.*-4"):
-            cache.check_and_update_cache(odd, 0)
-    assert (10, set()) == (cache.num_free_slots, cache.get_cached_input_ids(odd))
-    empty = Request("s", range(4), mm_features=[Feature("B", Place(0, 0))])
-    cache.allocate(empty, 0)
-    assert (10, {0}) == (cache.num_free_slots, cache.get_cached_input_ids(empty))
+    assert kv.allocate_slots(a, 1) is not None
+    assert 24 - 1 == kv._tables.settled["a"]  # decode steps up to there have nothing to do
+    kv.free(a)
+    assert 16 == kv.get_computed_blocks(request("b", range(20)))[1]
+    kv.evict_blocks([1])
+    assert 0 == kv.get_computed_blocks(request("b", range(20)))[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -125,23 +126,51 @@ def test_what_is_no_token_is_refused_at_once_by_its_position(
     assert before == (req.all_token_ids[:], list(req.block_hashes))
 
 
-@pytest.mark.parametrize(
-    ("token", "error"), [(1.5, TypeError), (np.float32(1), TypeError), (torch.tensor(1.5), TypeError),
-                         (2**63, ValueError), (-(2**64), ValueError), (None, TypeError)],
-)  # fmt: skip
-def test_one_token_that_is_none_is_refused_at_once(token: Any, error: type[Exception]) -> None:
-    req = request("a", [1, 2, 3])
-    with pytest.raises(error, match="token_ids"):
-        req.append_output_token_ids(token)
-    assert ([1, 2, 3], []) == (req.all_token_ids[:], req.block_hashes[:])
-
-
 @pytest.mark.parametrize("empty", [[], (), np.array([], dtype=np.int64), torch.tensor([], dtype=torch.int64)])
 def test_a_request_without_a_token_is_refused(empty: Any) -> None:
     with pytest.raises(ValueError, match="at least one token, and prompt_token_ids is empty"):
         Request("e", empty)
 
 
-def test_a_request_with_embeddings_of_no_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one token, and prompt_embeds is empty"):
-        Request("e", None, prompt_embeds=np.zeros((0, 8)))
+def failing_hasher(wrong: Any) -> Callable[[Any], Any]:
+    """A hasher whose answer for more than 8 tokens is `wrong`, or is what a call of it gives or raises."""
+    hasher = BlockHasher(4)
+    return lambda req: hasher(req) if req.num_tokens <= 8 else wrong() if callable(wrong) else wrong
+
+
+def broken_half_way(first: Any = 1, error: BaseException = OSError("no more")) -> Any:  # noqa: B008
+    yield first
+    raise error
+
+
+@pytest.mark.parametrize("own_list", [False, True])
+@pytest.mark.parametrize(
+    ("error", "tokens", "hasher"),
+    [
+        (OSError, broken_half_way, BlockHasher(4)),
+        (TypeError, lambda: [1, 2], failing_hasher(7)),
+        (OSError, lambda: [1, 2], failing_hasher(lambda: broken_half_way(b"x" * 32))),
+        (OSError, lambda: 1, failing_hasher(lambda: [*broken_half_way()])),
+        (KeyboardInterrupt, lambda: 1, failing_hasher(lambda: [*broken_half_way(1, KeyboardInterrupt())])),
+    ],
+)
+def test_appending_tokens_that_cannot_be_hashed_appends_none(
+    error: type[BaseException], tokens: Any, hasher: Any, own_list: bool
+) -> None:
+    req = Request("r", range(7), block_hasher=hasher)
+    if own_list:
+        req.block_hashes = list(req.block_hashes)  # type: ignore[assignment]
+    req.append_output_token_ids(7)
+    before = (req.all_token_ids[:], list(req.block_hashes))
+    with pytest.raises(error):
+        req.append_output_token_ids(tokens())
+    assert before == (req.all_token_ids[:], list(req.block_hashes))
+    assert (8, 1) == (req.num_tokens, req.num_output_tokens)
+
+
+def test_a_hash_among_others_that_is_none_takes_its_tokens_back_too() -> None:
+    req = Request("r", range(8), block_hasher=failing_hasher([b"x" * 32, 5]))
+    before = (req.num_tokens, req.block_hashes[:])
+    with pytest.raises(TypeError):
+        req.append_output_token_ids([1, 2])
+    assert before == (req.num_tokens, req.block_hashes[:])
