@@ -1,16 +1,32 @@
-/* support.c - see support.h. It defines the hook of step.h, so that every test links. */
+/* support.c - see support.h. It has the main function, and defines the hook of step.h, so that every test links. */
 #include "support.h"
 
 #include <fcntl.h>
 #include <sys/prctl.h>
 
 #define NAMES 64
+#define TESTS 64
 
 void (*shms_step_hook)(const char *label);
 
 static char names[NAMES][64];
 static int n_names;
 static pid_t owner;
+
+static void (*tests[TESTS])(void);
+static int n_tests;
+
+void add_test(void (*test)(void)) {
+    CHECK(n_tests < TESTS);
+    tests[n_tests++] = test;
+}
+
+int main(void) {
+    for (int i = 0; i < n_tests; i++)
+        tests[i]();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}
 
 int store_names_left(void) {
     int left = 0;

@@ -61,7 +61,7 @@ static void get(int rank, const uint8_t *ref, char key) {
     shms_view_release(v);
 }
 
-static void every_arena_has_one_writer(void) {
+TEST(every_arena_has_one_writer) {
     shms_writer *w;
     open_all(1);
     CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&w, name, SHMS_ANY_ARENA, NULL));
@@ -93,7 +93,7 @@ int fcntl(int fd, int cmd, ...) {
     return (int)syscall(SYS_fcntl, fd, cmd, argument);
 }
 
-static void a_writer_that_closed_meanwhile_is_not_in_the_way(void) {
+TEST(a_writer_that_closed_meanwhile_is_not_in_the_way) {
     open_all(1);
     shms_writer_free(writers[2]);
     refused = ARENAS;
@@ -102,7 +102,7 @@ static void a_writer_that_closed_meanwhile_is_not_in_the_way(void) {
     close_all(1);
 }
 
-static void an_arena_is_not_taken_while_a_process_still_writes_there_for_its_dead_writer(void) {
+TEST(an_arena_is_not_taken_while_a_process_still_writes_there_for_its_dead_writer) {
     open_all(1);
     uint64_t place[2];
     char path[64];
@@ -128,7 +128,7 @@ static void an_arena_is_not_taken_while_a_process_still_writes_there_for_its_dea
     close_all(1);
 }
 
-static void a_hit_on_anothers_object_is_read_like_ones_own(void) {
+TEST(a_hit_on_anothers_object_is_read_like_ones_own) {
     uint8_t ref[ARENAS][SHMS_REF_SIZE];
     shms_stats stats;
     open_all(2);
@@ -164,7 +164,7 @@ static bool survives(int owner, const char *key) {
     return shms_writer_has(writers[owner], key, (uint32_t)strlen(key)) == 1;
 }
 
-static void an_adopted_object_stays_until_the_adopters_lease_ends(void) {
+TEST(an_adopted_object_stays_until_the_adopters_lease_ends) {
     uint8_t ref[4][SHMS_REF_SIZE];
     for (int how = 0; how < 5; how++) {
         open_all(1);
@@ -204,7 +204,7 @@ static void an_adopted_object_stays_until_the_adopters_lease_ends(void) {
     }
 }
 
-static void what_is_held_or_viewed_by_another_stays(void) {
+TEST(what_is_held_or_viewed_by_another_stays) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
     put(0, "a", 3000, NULL);
@@ -221,7 +221,7 @@ static void what_is_held_or_viewed_by_another_stays(void) {
     close_all(1);
 }
 
-static void a_dead_owners_objects_are_adopted_until_someone_takes_them_over(void) {
+TEST(a_dead_owners_objects_are_adopted_until_someone_takes_them_over) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
     put(0, "a", 3000, NULL);
@@ -235,7 +235,7 @@ static void a_dead_owners_objects_are_adopted_until_someone_takes_them_over(void
     close_all(1);
 }
 
-static void uses_of_others_give_a_second_chance(void) {
+TEST(uses_of_others_give_a_second_chance) {
     uint8_t ref[SHMS_REF_SIZE];
     char key[2] = "a";
     open_all(1);
@@ -257,7 +257,7 @@ static void uses_of_others_give_a_second_chance(void) {
     close_all(1);
 }
 
-static void what_another_deletes_is_not_handed_out(void) {
+TEST(what_another_deletes_is_not_handed_out) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
     put(0, "a", 100, NULL);
@@ -278,7 +278,7 @@ static void what_another_deletes_is_not_handed_out(void) {
     close_all(1);
 }
 
-static void a_retirement_by_the_adopter_reaches_the_owner(void) {
+TEST(a_retirement_by_the_adopter_reaches_the_owner) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
     shms_reader_free(readers[0]);
@@ -301,7 +301,7 @@ static void a_retirement_by_the_adopter_reaches_the_owner(void) {
     close_all(1);
 }
 
-static void ids_and_references_are_unique_in_the_store(void) {
+TEST(ids_and_references_are_unique_in_the_store) {
     uint8_t ref[ARENAS][SHMS_REF_SIZE];
     shms_ref seen[ARENAS];
     open_all(1);
@@ -325,7 +325,7 @@ static shms_slot *slot_of(int by, const uint8_t *ref) {
     return &writers[by]->seg.slots[seen.slot % SLOTS];
 }
 
-static void an_object_that_is_being_evicted_is_deleted_all_the_same(void) {
+TEST(an_object_that_is_being_evicted_is_deleted_all_the_same) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
     put(0, "a", 100, ref);
@@ -343,7 +343,7 @@ static void an_object_that_is_being_evicted_is_deleted_all_the_same(void) {
     close_all(1);
 }
 
-static void undoing_a_hit_leaves_the_next_object_in_the_slot_alone(void) {
+TEST(undoing_a_hit_leaves_the_next_object_in_the_slot_alone) {
     static shms_batch batch;
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
@@ -364,7 +364,7 @@ static int join_again(int by, bool keep) {
     return shms_writer_join(&writers[by], name, by, &e);
 }
 
-static void a_successor_keeps_the_leases_whose_objects_are_still_there(void) {
+TEST(a_successor_keeps_the_leases_whose_objects_are_still_there) {
     uint8_t a[3][SHMS_REF_SIZE], held[SHMS_REF_SIZE], lost[SHMS_REF_SIZE], own[SHMS_REF_SIZE];
     for (int keep = 0; keep < 2; keep++) {
         open_all(1);
@@ -399,7 +399,7 @@ static void a_successor_keeps_the_leases_whose_objects_are_still_there(void) {
     }
 }
 
-static void a_successor_waits_for_one_stopped_owner_only(void) {
+TEST(a_successor_waits_for_one_stopped_owner_only) {
     uint8_t ref[3][SHMS_REF_SIZE];
     shms_stats stats;
     struct timespec before, after;
@@ -421,7 +421,7 @@ static void a_successor_waits_for_one_stopped_owner_only(void) {
     close_all(1);
 }
 
-static void dropped_objects_are_found_however_far_the_owner_is_behind(void) {
+TEST(dropped_objects_are_found_however_far_the_owner_is_behind) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
     for (int n = 0; n < 300; n = n < 100 || n > 140 ? n + 50 : n + 1)
@@ -440,7 +440,7 @@ static void dropped_objects_are_found_however_far_the_owner_is_behind(void) {
     close_all(1);
 }
 
-static void what_was_dropped_is_gone_before_the_owner_has_deleted_it(void) {
+TEST(what_was_dropped_is_gone_before_the_owner_has_deleted_it) {
     shms_options o = {.capacity = 1 << 20, .n_readers = 1, .max_objects = 2000, .n_writers = 2};
     const char *name = store_name("scan");
     char key[8];
@@ -481,7 +481,7 @@ static void falls_behind_again(
         lister->scan_left = (uint32_t)lister->seg.layout.max_objects;
 }
 
-static void a_list_ends_however_often_the_owner_falls_behind(void) {
+TEST(a_list_ends_however_often_the_owner_falls_behind) {
     shms_options o = {.capacity = 1 << 20, .n_readers = 1, .max_objects = 2000, .n_writers = 2};
     const char *name = store_name("behind");
     char key[8];
@@ -505,7 +505,7 @@ static void a_list_ends_however_often_the_owner_falls_behind(void) {
     }
 }
 
-static void what_a_writer_dropped_as_it_died_is_told_by_its_successor(void) {
+TEST(what_a_writer_dropped_as_it_died_is_told_by_its_successor) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
     put(0, "a", 100, NULL);
@@ -515,28 +515,4 @@ static void what_a_writer_dropped_as_it_died_is_told_by_its_successor(void) {
     CHECK_EQ(SHMS_OK, join_again(1, false));
     CHECK(!hit(0, "a", ref));
     close_all(1);
-}
-
-int main(void) {
-    every_arena_has_one_writer();
-    a_writer_that_closed_meanwhile_is_not_in_the_way();
-    an_arena_is_not_taken_while_a_process_still_writes_there_for_its_dead_writer();
-    a_hit_on_anothers_object_is_read_like_ones_own();
-    an_adopted_object_stays_until_the_adopters_lease_ends();
-    what_is_held_or_viewed_by_another_stays();
-    a_dead_owners_objects_are_adopted_until_someone_takes_them_over();
-    uses_of_others_give_a_second_chance();
-    what_another_deletes_is_not_handed_out();
-    a_retirement_by_the_adopter_reaches_the_owner();
-    ids_and_references_are_unique_in_the_store();
-    an_object_that_is_being_evicted_is_deleted_all_the_same();
-    undoing_a_hit_leaves_the_next_object_in_the_slot_alone();
-    a_successor_keeps_the_leases_whose_objects_are_still_there();
-    a_successor_waits_for_one_stopped_owner_only();
-    dropped_objects_are_found_however_far_the_owner_is_behind();
-    what_a_writer_dropped_as_it_died_is_told_by_its_successor();
-    what_was_dropped_is_gone_before_the_owner_has_deleted_it();
-    a_list_ends_however_often_the_owner_falls_behind();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

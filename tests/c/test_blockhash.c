@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-static void the_worked_example_is_encoded_byte_for_byte(void) {
+TEST(the_worked_example_is_encoded_byte_for_byte) {
     int64_t tokens[16], items[] = {4, 3, 4}, ends[1];
     uint8_t out[256];
     /* tokens 0..15, extras ("lora", "img", an offset, a byte string): tail of the example in the layout comment */
@@ -26,7 +26,7 @@ static void the_worked_example_is_encoded_byte_for_byte(void) {
     CHECK(shms_blockhash_bodies(out, 10, ends, 0, 1, 16, tokens, 8, &x) == SHMS_KV_EFULL);
 }
 
-static void a_kind_stands_before_each_tagged_key(void) {
+TEST(a_kind_stands_before_each_tagged_key) {
     static const uint8_t lora[] = "\x83\x64lora\x61L\xf6", salt[] = "\x82\x64salt\x61s", digest[32] = {7};
     static const uint8_t want[] = "\x81\x00\x85\x83\x64lora\x61L\xf6\x83\x62mm\x63img\x00\x83\x62mm\x61"
                                   "b\x00\x82\x64salt\x61s\x82\x66"
@@ -51,7 +51,7 @@ static void a_kind_stands_before_each_tagged_key(void) {
 }
 
 /* Extra keys of all kinds, each number with its longest head, fit into what `bound` gives: nothing is written behind. */
-static void the_bound_is_enough_for_either_form(void) {
+TEST(the_bound_is_enough_for_either_form) {
     enum { N = 9 };
     int64_t token = INT64_MIN, items[3 * N], end;
     uint8_t digest[32] = {0}, keys[N];
@@ -69,7 +69,7 @@ static void the_bound_is_enough_for_either_form(void) {
     }
 }
 
-static void numbers_take_the_shortest_head(void) {
+TEST(numbers_take_the_shortest_head) {
     static const struct {
         int64_t v;
         int n;
@@ -157,7 +157,7 @@ static void both_ways_hash_the_same_messages(int32_t tagged) {
 }
 
 /* Numbers whose sum or product overflows an int64, and items that would be missed because of that. */
-static void numbers_whose_sum_overflows_are_refused(void) {
+TEST(numbers_whose_sum_overflows_are_refused) {
     static const struct {
         int64_t items[6];
         int refused;
@@ -197,13 +197,7 @@ static void numbers_whose_sum_overflows_are_refused(void) {
     shms_hashlist_free(list);
 }
 
-int main(void) {
-    numbers_whose_sum_overflows_are_refused();
-    the_worked_example_is_encoded_byte_for_byte();
-    a_kind_stands_before_each_tagged_key();
-    the_bound_is_enough_for_either_form();
-    numbers_take_the_shortest_head();
+TEST(each_in_all_its_cases) {
     both_ways_hash_the_same_messages(0);
     both_ways_hash_the_same_messages(1);
-    return 0;
 }

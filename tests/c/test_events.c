@@ -41,7 +41,7 @@ static void expect(const char *kinds, const char *ids, const char *keys) {
     CHECK_EQ(at - out, sizes[0]);
 }
 
-static void what_comes_and_goes_is_recorded_from_the_start_of_the_log(void) {
+TEST(what_comes_and_goes_is_recorded_from_the_start_of_the_log) {
     begin(store_name("events"), 256);
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
     CHECK_EQ(SHMS_OK, listen(0, ROOM)); /* there is no log yet */
@@ -72,7 +72,7 @@ static void what_comes_and_goes_is_recorded_from_the_start_of_the_log(void) {
     end();
 }
 
-static void a_small_room_gets_whole_events_and_learns_what_one_needs(void) {
+TEST(a_small_room_gets_whole_events_and_learns_what_one_needs) {
     begin(store_name("room"), 4096);
     CHECK(shms_writer_track_events(w, 1) > 0);
     uint64_t start = w->events.first, one = sizeof(shms_event) + 1;
@@ -88,7 +88,7 @@ static void a_small_room_gets_whole_events_and_learns_what_one_needs(void) {
     end();
 }
 
-static void what_is_stored_comes_with_the_position_at_which_it_holds(void) {
+TEST(what_is_stored_comes_with_the_position_at_which_it_holds) {
     begin(store_name("stored"), 4096);
     for (char c = 'a'; c < 'e'; c++)
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
@@ -139,7 +139,7 @@ static void a_slow_listener_is_told_what_it_has_lost(uint32_t len) {
     end();
 }
 
-static void a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile(void) {
+TEST(a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile) {
     const char *name = store_name("again");
     begin(name, 4096);
     CHECK(shms_writer_track_events(w, 1) > 0);
@@ -162,7 +162,7 @@ static void a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile(void) {
 }
 
 /* Otherwise the log would be written or read out of bounds. */
-static void a_damaged_key_or_position_is_not_taken_over(void) {
+TEST(a_damaged_key_or_position_is_not_taken_over) {
     const char *name = store_name("damage");
     static const size_t counts[] = {SHMS_C(puts), SHMS_C(evictions), SHMS_C(deletes)};
     begin(name, 1 << 20);
@@ -189,15 +189,9 @@ static void a_damaged_key_or_position_is_not_taken_over(void) {
     end();
 }
 
-int main(void) {
-    what_comes_and_goes_is_recorded_from_the_start_of_the_log();
-    a_small_room_gets_whole_events_and_learns_what_one_needs();
-    what_is_stored_comes_with_the_position_at_which_it_holds();
+TEST(each_in_all_its_cases) {
     a_slow_listener_is_told_what_it_has_lost(1);
     a_slow_listener_is_told_what_it_has_lost(100);
     a_slow_listener_is_told_what_it_has_lost(SHMS_MAX_KEY);
-    a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile();
-    a_damaged_key_or_position_is_not_taken_over();
     CHECK_EQ(1, store_names_left()); /* the damaged one */
-    return 0;
 }

@@ -43,7 +43,7 @@ static bool has_extra(const uint8_t *ref, uint64_t n) {
            (n == LARGE || out[n] == 0);
 }
 
-static void readers_do_not_get_them(void) {
+TEST(readers_do_not_get_them) {
     begin(1 << 20);
     for (uint32_t n_payload = 0; n_payload <= 100; n_payload += 50)
         for (uint32_t n_extra = 0; n_extra < 130; n_extra += 43) {
@@ -60,7 +60,7 @@ static void readers_do_not_get_them(void) {
     end();
 }
 
-static void they_survive_the_writer(void) {
+TEST(they_survive_the_writer) {
     begin(1 << 20);
     CHECK_EQ(SHMS_OK, put("k", 100, LARGE));
     CHECK(has_extra(b.ref, LARGE));
@@ -82,7 +82,7 @@ static void they_survive_the_writer(void) {
     end();
 }
 
-static void they_are_gone_with_the_object(void) {
+TEST(they_are_gone_with_the_object) {
     uint8_t ref[SHMS_REF_SIZE], out[1];
     uint64_t size = 0;
     begin(1024);
@@ -102,7 +102,7 @@ static void they_are_gone_with_the_object(void) {
     end();
 }
 
-static void more_than_the_object_has_is_damage(void) {
+TEST(more_than_the_object_has_is_damage) {
     begin(1024);
     CHECK_EQ(SHMS_OK, put("k", 100, 10));
     shms_slot *s = shms_writer_slot(w, 0);
@@ -113,12 +113,4 @@ static void more_than_the_object_has_is_damage(void) {
     CHECK(view_of(r, b.ref) == NULL && errno == -SHMS_ECORRUPT);
     shms_set(&s->flags, flags);
     end();
-}
-
-int main(void) {
-    readers_do_not_get_them();
-    they_survive_the_writer();
-    they_are_gone_with_the_object();
-    more_than_the_object_has_is_damage();
-    return 0;
 }

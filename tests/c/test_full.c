@@ -79,7 +79,7 @@ static void accepted(void) {
 /* One walk from the hand, plus one zone. */
 #define LITTLE 300
 
-static void a_second_refusal_surveys_only_zones_with_releases(void) {
+TEST(a_second_refusal_surveys_only_zones_with_releases) {
     begin(MANY, MANY + 1);
     CHECK(refused() >= MANY);
     for (int i = 0; i < 20; i++)
@@ -96,7 +96,7 @@ static void a_second_refusal_surveys_only_zones_with_releases(void) {
     end();
 }
 
-static void a_refusal_reports_reclaimable_bytes_and_their_longest_stretch(void) {
+TEST(a_refusal_reports_reclaimable_bytes_and_their_longest_stretch) {
     shms_refusal room;
     begin(10, 20);
     room = w->refusal;
@@ -133,7 +133,7 @@ static void pass_by(const char *label) {
         shms_view_release(passing);
 }
 
-static void a_refusal_after_a_thousand_failed_searches_reports_its_findings(void) {
+TEST(a_refusal_after_a_thousand_failed_searches_reports_its_findings) {
     shms_refusal room;
     begin(1, 2);
     refused();
@@ -150,7 +150,7 @@ static void a_refusal_after_a_thousand_failed_searches_reports_its_findings(void
     end();
 }
 
-static void a_second_refusal_for_a_lease_entry_surveys_nothing(void) {
+TEST(a_second_refusal_for_a_lease_entry_surveys_nothing) {
     begin(4, 2000);
     uint64_t entries = w->seg.layout.max_leases;
     uint8_t ref[SHMS_REF_SIZE];
@@ -437,7 +437,7 @@ static void a_death_ends_the_refusal(void) {
     end();
 }
 
-static void slots_run_out_like_bytes(void) {
+TEST(slots_run_out_like_bytes) {
     begin(8, 8);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 0, 1, NULL));
     both_release(6);
@@ -448,7 +448,7 @@ static void slots_run_out_like_bytes(void) {
     end();
 }
 
-static void a_refusal_names_the_resource(void) {
+TEST(a_refusal_names_the_resource) {
     shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 2};
     uint8_t ref[SHMS_REF_SIZE];
     name = store_name("short");
@@ -479,7 +479,7 @@ static void a_refusal_names_the_resource(void) {
     end();
 }
 
-static void a_rank_that_never_attached_is_expected_until_it_is_retired(void) {
+TEST(a_rank_that_never_attached_is_expected_until_it_is_retired) {
     shms_options o = {.capacity = 1024, .n_readers = 2, .max_objects = 8};
     uint8_t ref[SHMS_REF_SIZE];
     name = store_name("never");
@@ -503,7 +503,7 @@ static void a_rank_that_never_attached_is_expected_until_it_is_retired(void) {
     end();
 }
 
-static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
+TEST(one_object_held_for_ever_stops_no_put_in_100_turnovers) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         shms_options o = {
             .capacity = 64 << 10, .max_object_size = 16 << 10, .n_readers = 1, .max_objects = 512, .flags = flags};
@@ -542,11 +542,7 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
     }
 }
 
-int main(void) {
-    a_second_refusal_surveys_only_zones_with_releases();
-    a_refusal_reports_reclaimable_bytes_and_their_longest_stretch();
-    a_refusal_after_a_thousand_failed_searches_reports_its_findings();
-    a_second_refusal_for_a_lease_entry_surveys_nothing();
+TEST(each_in_all_its_cases) {
     for (crowd = 0; crowd <= 300; crowd += 300) {
         a_release_ends_the_refusal();
         a_release_during_the_search_ends_the_refusal();
@@ -567,10 +563,4 @@ int main(void) {
         a_death_ends_the_refusal();
     }
     crowd = 0;
-    slots_run_out_like_bytes();
-    a_refusal_names_the_resource();
-    a_rank_that_never_attached_is_expected_until_it_is_retired();
-    one_object_held_for_ever_stops_no_put_in_100_turnovers();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

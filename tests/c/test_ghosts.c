@@ -66,7 +66,7 @@ static void a_used_object_stays_twice_as_long(bool slots) {
         }
 }
 
-static void an_old_a_deleted_and_a_cleared_key_are_no_ghosts(void) {
+TEST(an_old_a_deleted_and_a_cleared_key_are_no_ghosts) {
     begin(SLOTS * UNIT, SLOTS);
     CHECK_EQ(0, shms_ghosts_put(&g, hash(1), UNIT));
     shms_ghosts_add(&g, hash(1), UNIT, false);
@@ -120,7 +120,7 @@ static void the_store_remembers_whether_an_object_was_used(bool used) {
     shms_writer_free(w);
 }
 
-static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
+TEST(the_store_counts_puts_that_a_larger_one_would_not_need) {
     const char *name = store_name("ghosts");
     shms_options o = {.capacity = 10 * 128, .n_readers = 1, .max_objects = 64};
     shms_writer *w;
@@ -165,16 +165,12 @@ static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
     shms_writer_free(w);
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     the_distance_is_that_of_an_lru_stack(false);
     the_distance_is_that_of_an_lru_stack(true);
     a_used_object_stays_twice_as_long(false);
     a_used_object_stays_twice_as_long(true);
-    an_old_a_deleted_and_a_cleared_key_are_no_ghosts();
-    the_store_counts_puts_that_a_larger_one_would_not_need();
     the_store_remembers_whether_an_object_was_used(false);
     the_store_remembers_whether_an_object_was_used(true);
     free(memory);
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

@@ -97,7 +97,7 @@ static void a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(uint32_t a
     end();
 }
 
-static void what_the_ranks_of_other_groups_do_does_not_matter(void) {
+TEST(what_the_ranks_of_other_groups_do_does_not_matter) {
     begin(2);
     CHECK_EQ(SHMS_OK, put_for("a", FIRST));
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
@@ -122,7 +122,7 @@ static void what_the_ranks_of_other_groups_do_does_not_matter(void) {
     end();
 }
 
-static void a_rank_of_another_group_may_read_and_then_holds_by_its_pin(void) {
+TEST(a_rank_of_another_group_may_read_and_then_holds_by_its_pin) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", THIRD));
     shms_view *v = view_of(readers[0], ref);
@@ -134,7 +134,7 @@ static void a_rank_of_another_group_may_read_and_then_holds_by_its_pin(void) {
     end();
 }
 
-static void a_lease_gets_its_group_once(void) {
+TEST(a_lease_gets_its_group_once) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, NONE));
@@ -157,7 +157,7 @@ static void a_lease_gets_its_group_once(void) {
     end();
 }
 
-static void a_group_that_does_not_exist_changes_nothing(void) {
+TEST(a_group_that_does_not_exist_changes_nothing) {
     begin(RANKS);
     CHECK_EQ(SHMS_EINVAL, put_for("k", NONE));
     CHECK_EQ(SHMS_ECLOSED, shms_batch_put(NULL, &b, "k", 1, NULL, 0, NULL, 0, 0, NULL, 0, 0, FIRST, 0));
@@ -176,7 +176,7 @@ static void a_group_that_does_not_exist_changes_nothing(void) {
     end();
 }
 
-static void every_way_to_hand_out_takes_a_group(void) {
+TEST(every_way_to_hand_out_takes_a_group) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", THIRD));
     read_by(4);
@@ -198,7 +198,7 @@ static void every_way_to_hand_out_takes_a_group(void) {
 }
 
 /* Reads that came before the lease got its group count. */
-static void an_address_may_release(void) {
+TEST(an_address_may_release) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     read_by(2);
@@ -216,7 +216,7 @@ static void an_address_may_release(void) {
     end();
 }
 
-static void an_address_may_free_a_lease_entry(void) {
+TEST(an_address_may_free_a_lease_entry) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     uint32_t n = 1;
@@ -231,7 +231,7 @@ static void an_address_may_free_a_lease_entry(void) {
     end();
 }
 
-static void a_held_lease_stays_held_and_keeps_its_group(void) {
+TEST(a_held_lease_stays_held_and_keeps_its_group) {
     begin(RANKS);
     for (int held_first = 0; held_first < 2; held_first++) {
         CHECK_EQ(SHMS_OK, put_for("k", ALL));
@@ -246,7 +246,7 @@ static void a_held_lease_stays_held_and_keeps_its_group(void) {
     end();
 }
 
-static void a_refusal_blames_only_the_ranks_of_the_group(void) {
+TEST(a_refusal_blames_only_the_ranks_of_the_group) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", SECOND));
     read_by(2);
@@ -258,7 +258,7 @@ static void a_refusal_blames_only_the_ranks_of_the_group(void) {
     end();
 }
 
-static void another_lease_of_the_object_still_holds_it(void) {
+TEST(another_lease_of_the_object_still_holds_it) {
     begin(RANKS);
     uint8_t all[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
@@ -282,7 +282,7 @@ static void die_at_g1(const char *label) {
         kill(getpid(), SIGKILL);
 }
 
-static void a_successor_keeps_the_groups(void) {
+TEST(a_successor_keeps_the_groups) {
     begin(0);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
@@ -310,7 +310,7 @@ static void a_successor_keeps_the_groups(void) {
     end();
 }
 
-static void a_lease_for_a_group_that_does_not_exist_is_damage(void) {
+TEST(a_lease_for_a_group_that_does_not_exist_is_damage) {
     begin(0);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     shms_ref r;
@@ -327,7 +327,7 @@ static void a_lease_for_a_group_that_does_not_exist_is_damage(void) {
     shms_writer_free(w);
 }
 
-static void the_groups_are_options_of_the_store(void) {
+TEST(the_groups_are_options_of_the_store) {
     begin(0);
     shms_options o, other;
     shms_expected expected = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &other};
@@ -349,7 +349,7 @@ static void the_groups_are_options_of_the_store(void) {
     end();
 }
 
-static void each_rank_may_be_a_group(void) {
+TEST(each_rank_may_be_a_group) {
     shms_options o = {.capacity = FITS * SPAN, .n_readers = SHMS_MAX_GROUPS, .n_groups = SHMS_MAX_GROUPS};
     for (uint32_t g = 0; g < SHMS_MAX_GROUPS; g++)
         o.group_sizes[g] = 1;
@@ -364,23 +364,8 @@ static void each_rank_may_be_a_group(void) {
     end();
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     for (uint32_t attached = 0; attached <= RANKS; attached++)
         a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(attached);
-    what_the_ranks_of_other_groups_do_does_not_matter();
-    a_rank_of_another_group_may_read_and_then_holds_by_its_pin();
-    a_lease_gets_its_group_once();
-    a_group_that_does_not_exist_changes_nothing();
-    every_way_to_hand_out_takes_a_group();
-    an_address_may_release();
-    an_address_may_free_a_lease_entry();
-    a_held_lease_stays_held_and_keeps_its_group();
-    a_refusal_blames_only_the_ranks_of_the_group();
-    another_lease_of_the_object_still_holds_it();
-    a_successor_keeps_the_groups();
-    a_lease_for_a_group_that_does_not_exist_is_damage();
-    the_groups_are_options_of_the_store();
-    each_rank_may_be_a_group();
     store_names_left();
-    return 0;
 }

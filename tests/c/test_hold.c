@@ -49,7 +49,7 @@ static int put_another(void) {
     return rc;
 }
 
-static void neither_reading_nor_releasing_ends_it(void) {
+TEST(neither_reading_nor_releasing_ends_it) {
     uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
@@ -71,7 +71,7 @@ static void neither_reading_nor_releasing_ends_it(void) {
     end();
 }
 
-static void it_can_begin_after_all_have_read(void) {
+TEST(it_can_begin_after_all_have_read) {
     uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
@@ -83,7 +83,7 @@ static void it_can_begin_after_all_have_read(void) {
     end();
 }
 
-static void the_next_lease_of_its_entry_is_an_ordinary_one(void) {
+TEST(the_next_lease_of_its_entry_is_an_ordinary_one) {
     uint8_t ref[SHMS_REF_SIZE], next[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
@@ -95,7 +95,7 @@ static void the_next_lease_of_its_entry_is_an_ordinary_one(void) {
     end();
 }
 
-static void it_survives_recovery(void) {
+TEST(it_survives_recovery) {
     uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
@@ -109,7 +109,7 @@ static void it_survives_recovery(void) {
     end();
 }
 
-static void no_sweep_for_free_entries_ends_it(void) {
+TEST(no_sweep_for_free_entries_ends_it) {
     shms_options o = {.capacity = 1 << 14, .n_readers = 2, .max_objects = 16};
     uint8_t ref[SHMS_REF_SIZE], other[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("sweep"), &o));
@@ -127,7 +127,7 @@ static void no_sweep_for_free_entries_ends_it(void) {
     end();
 }
 
-static void a_batch_opens_and_undoes_it(void) {
+TEST(a_batch_opens_and_undoes_it) {
     shms_batch b = {0};
     uint8_t ref[SHMS_REF_SIZE];
     begin();
@@ -146,7 +146,7 @@ static void a_batch_opens_and_undoes_it(void) {
     end();
 }
 
-static void a_reference_is_compared_with_its_object(void) {
+TEST(a_reference_is_compared_with_its_object) {
     uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
@@ -163,16 +163,4 @@ static void a_reference_is_compared_with_its_object(void) {
     CHECK_EQ(SHMS_OK, put_another());
     CHECK_EQ(0, shms_writer_validate(w, ref, "k", 1));
     end();
-}
-
-int main(void) {
-    neither_reading_nor_releasing_ends_it();
-    it_can_begin_after_all_have_read();
-    the_next_lease_of_its_entry_is_an_ordinary_one();
-    it_survives_recovery();
-    no_sweep_for_free_entries_ends_it();
-    a_batch_opens_and_undoes_it();
-    a_reference_is_compared_with_its_object();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

@@ -74,7 +74,7 @@ static void new_index(shms_index *x, uint64_t seed) {
     CHECK_EQ(SHMS_OK, shms_index_valid(x));
 }
 
-static void any_adds_and_removals_find_what_a_linear_search_finds(void) {
+TEST(any_adds_and_removals_find_what_a_linear_search_finds) {
     for (uint64_t run = 1; run <= 4; run++) {
         uint64_t seed = run, full = 0, hits = 0, far = 0;
         shms_index x;
@@ -121,7 +121,7 @@ static void any_adds_and_removals_find_what_a_linear_search_finds(void) {
     }
 }
 
-static void a_key_with_the_hash_of_another_is_not_found(void) {
+TEST(a_key_with_the_hash_of_another_is_not_found) {
     shms_index x;
     new_index(&x, 7);
     store_key(3, "abc", 3);
@@ -144,7 +144,7 @@ static void a_key_with_the_hash_of_another_is_not_found(void) {
     free(x.lines);
 }
 
-static void damage_is_not_valid(void) {
+TEST(damage_is_not_valid) {
     shms_index x;
     new_index(&x, 7);
     store_key(3, "abc", 3);
@@ -188,7 +188,7 @@ static void *look(void *of) {
     return NULL;
 }
 
-static void a_key_that_stays_is_found_whatever_comes_and_goes(void) {
+TEST(a_key_that_stays_is_found_whatever_comes_and_goes) {
     uint64_t seed = 5;
     shms_index x;
     pthread_t thread;
@@ -219,7 +219,7 @@ static void a_key_that_stays_is_found_whatever_comes_and_goes(void) {
 
 /* ---- Garbage ---- */
 
-static void a_look_up_in_garbage_ends_and_yields_only_slots(void) {
+TEST(a_look_up_in_garbage_ends_and_yields_only_slots) {
     enum { MANY = 100000 };
     shms_index x;
     uint64_t size = shms_index_memory(MANY), seed = 9;
@@ -253,7 +253,7 @@ static void a_look_up_in_garbage_ends_and_yields_only_slots(void) {
     free(x.lines);
 }
 
-static void most_keys_are_in_their_home_lines_and_none_is_far(void) {
+TEST(most_keys_are_in_their_home_lines_and_none_is_far) {
     static const uint32_t sizes[] = {1, 3, 4, 3584, 4096, 28672};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         uint32_t n = sizes[i], lines = (uint32_t)(shms_index_memory(n) / sizeof(shms_index_line)), passed = 0, run = 0;
@@ -272,14 +272,4 @@ static void most_keys_are_in_their_home_lines_and_none_is_far(void) {
         CHECK(passed <= lines / 20);
         free(memory);
     }
-}
-
-int main(void) {
-    any_adds_and_removals_find_what_a_linear_search_finds();
-    a_key_with_the_hash_of_another_is_not_found();
-    damage_is_not_valid();
-    a_key_that_stays_is_found_whatever_comes_and_goes();
-    a_look_up_in_garbage_ends_and_yields_only_slots();
-    most_keys_are_in_their_home_lines_and_none_is_far();
-    return 0;
 }

@@ -54,7 +54,7 @@ static void end(void) {
     shms_writer_free(w);
 }
 
-static void a_slot_that_is_replaced_during_a_read_is_read_again(void) {
+TEST(a_slot_that_is_replaced_during_a_read_is_read_again) {
     for (int times = 1; times < 6; times++) {
         shms_slot_record s;
         uint64_t at = 0;
@@ -69,7 +69,7 @@ static void a_slot_that_is_replaced_during_a_read_is_read_again(void) {
     }
 }
 
-static void a_slot_that_keeps_changing_is_reported_as_moving(void) {
+TEST(a_slot_that_keeps_changing_is_reported_as_moving) {
     shms_slot_record s;
     uint64_t at = 0;
     start("restless", "slot", 100000);
@@ -79,7 +79,7 @@ static void a_slot_that_keeps_changing_is_reported_as_moving(void) {
     end();
 }
 
-static void a_lease_that_is_replaced_during_a_read_is_read_again(void) {
+TEST(a_lease_that_is_replaced_during_a_read_is_read_again) {
     shms_lease_record e;
     uint64_t at = 0;
     start("lease", "lease", 3);
@@ -93,7 +93,7 @@ static void a_lease_that_is_replaced_during_a_read_is_read_again(void) {
     end();
 }
 
-static void bytes_of_an_object_that_is_evicted_during_the_copy_are_refused(void) {
+TEST(bytes_of_an_object_that_is_evicted_during_the_copy_are_refused) {
     uint8_t out[SMALL + 64];
     start("copy", "copy", 1);
     CHECK_EQ(SHMS_ESTALE, shms_inspector_copy(inspector, 0, 1, 0, sizeof out, out));
@@ -105,7 +105,7 @@ static void bytes_of_an_object_that_is_evicted_during_the_copy_are_refused(void)
     end();
 }
 
-static void a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused(void) {
+TEST(a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused) {
     shms_finding f;
     start("crc", "crc", 1);
     CHECK_EQ(SHMS_ESTALE, shms_inspector_check(inspector, 0, 1, &f));
@@ -120,7 +120,7 @@ static void count_looks(const char *label) {
     slot_looks += strcmp(label, "slot") == 0;
 }
 
-static void holdings_are_summed_with_one_read_of_each_lease_and_slot(void) {
+TEST(holdings_are_summed_with_one_read_of_each_lease_and_slot) {
     enum { RANKS = 5, OBJECTS = 7, HANDED_OUT = 3 };
     shms_options o = {.capacity = 64 << 10, .n_readers = RANKS, .max_objects = 2 * OBJECTS};
     const char *store = store_name("ranks");
@@ -178,7 +178,7 @@ static void fork_here(const char *label) {
     close(ready[1]);
 }
 
-static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(void) {
+TEST(a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it) {
     shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 1};
     const char *name = store_name("remove");
     shms_reader *r;
@@ -197,16 +197,4 @@ static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(vo
     shms_reader_free(r);
     CHECK_EQ(0, shms_writer_close(w, 1));
     shms_writer_free(w);
-}
-
-int main(void) {
-    a_slot_that_is_replaced_during_a_read_is_read_again();
-    a_slot_that_keeps_changing_is_reported_as_moving();
-    a_lease_that_is_replaced_during_a_read_is_read_again();
-    bytes_of_an_object_that_is_evicted_during_the_copy_are_refused();
-    a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused();
-    holdings_are_summed_with_one_read_of_each_lease_and_slot();
-    a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

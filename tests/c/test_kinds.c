@@ -76,7 +76,7 @@ static uint64_t evictions(void) { return shms_get(&w->seg.writer->counters[SHMS_
 
 /* ---- names and counts ---- */
 
-static void a_name_gets_one_number_and_there_are_fifteen(void) {
+TEST(a_name_gets_one_number_and_there_are_fifteen) {
     char text[32] = "kind0";
     begin(64 * KIB, 16, 0);
     CHECK_EQ(1, image);
@@ -132,7 +132,7 @@ static void every_way_in_and_out_is_counted(uint32_t flags) {
     end();
 }
 
-static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
+TEST(a_successor_counts_again_and_keeps_names_and_quotas) {
     shms_ticket t;
     begin(64 * KIB, 16, SHMS_CHECKSUMS);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
@@ -192,7 +192,7 @@ static void a_kind_at_its_quota_takes_the_places_of_its_own(uint32_t flags, uint
     end();
 }
 
-static void a_kind_without_a_quota_takes_any_place(void) {
+TEST(a_kind_without_a_quota_takes_any_place) {
     at_the_quota(0, 12, 4 * KIB);
     for (uint64_t i = 100; i < 116; i++)
         put_free(i, 4 * KIB, image);
@@ -227,7 +227,7 @@ static void what_was_used_has_a_second_chance(uint32_t flags) {
     end();
 }
 
-static void a_search_surveys_again_what_has_lost_its_second_chance(void) {
+TEST(a_search_surveys_again_what_has_lost_its_second_chance) {
     int64_t budget = INT64_MAX;
     at_the_quota(0, 12, 64 * KIB);
     CHECK_EQ(1, touch(12));
@@ -238,7 +238,7 @@ static void a_search_surveys_again_what_has_lost_its_second_chance(void) {
     end();
 }
 
-static void the_new_object_is_not_the_next_victim_of_the_hand(void) {
+TEST(the_new_object_is_not_the_next_victim_of_the_hand) {
     begin(64 * KIB, 256, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
     for (uint64_t i = 0; i < 16; i++)
@@ -253,7 +253,7 @@ static void the_new_object_is_not_the_next_victim_of_the_hand(void) {
 }
 
 /* For the ghost list: the hand of a kind that passes an object ends its second chance, not its history. */
-static void what_a_kind_evicts_was_used_all_the_same(void) {
+TEST(what_a_kind_evicts_was_used_all_the_same) {
     begin(64 * KIB, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 4 * KIB));
     for (uint64_t i = 0; i < 4; i++) {
@@ -269,7 +269,7 @@ static void what_a_kind_evicts_was_used_all_the_same(void) {
     end();
 }
 
-static void a_kind_whose_own_are_held_is_refused(void) {
+TEST(a_kind_whose_own_are_held_is_refused) {
     uint8_t refs[4][SHMS_REF_SIZE];
     begin(64 * KIB, 256, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
@@ -310,7 +310,7 @@ static void a_kind_whose_own_are_held_is_refused(void) {
 static uint64_t looks;
 static void count_looks(const char *label) { looks += !strcmp(label, "W1a"); }
 
-static void a_refusal_is_remembered_until_something_changes(void) {
+TEST(a_refusal_is_remembered_until_something_changes) {
     enum { N = 2000 };
     uint8_t refs[N][SHMS_REF_SIZE];
     begin(N * KIB + 64 * KIB, 4096, 0);
@@ -345,7 +345,7 @@ static void release_early(const char *label) {
     shms_end_lease(w, parts.slot, parts.entry);
 }
 
-static void what_goes_while_a_choice_yields_ends_the_refusal(void) {
+TEST(what_goes_while_a_choice_yields_ends_the_refusal) {
     begin(64 * KIB, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 32 * KIB));
     for (uint64_t i = 0; i < 32; i++) {
@@ -366,7 +366,7 @@ static void what_goes_while_a_choice_yields_ends_the_refusal(void) {
     end();
 }
 
-static void a_refusal_ends_with_its_quota(void) {
+TEST(a_refusal_ends_with_its_quota) {
     begin(64 * KIB, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
     for (uint64_t i = 0; i < 8; i++)
@@ -384,7 +384,7 @@ static void a_refusal_ends_with_its_quota(void) {
 }
 
 /* Held objects among the victims' neighbours leave no place of the new size. So nothing of the kind itself goes. */
-static void nothing_goes_for_a_put_that_finds_no_place(void) {
+TEST(nothing_goes_for_a_put_that_finds_no_place) {
     uint8_t refs[8][SHMS_REF_SIZE];
     begin(32 * KIB, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
@@ -407,7 +407,7 @@ static void nothing_goes_for_a_put_that_finds_no_place(void) {
 }
 
 /* Several victims make one place: then no other kind loses an object. */
-static void neighbours_that_go_make_one_place(void) {
+TEST(neighbours_that_go_make_one_place) {
     at_the_quota(0, 12, 64 * KIB);
     put_free(20, 128 * KIB, encoder);
     has(encoder, 256 * KIB, 3);
@@ -418,7 +418,7 @@ static void neighbours_that_go_make_one_place(void) {
     end();
 }
 
-static void a_quota_may_change(void) {
+TEST(a_quota_may_change) {
     at_the_quota(0, 12, 4 * KIB);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
     has(encoder, 16 * KIB, 4); /* until the next put */
@@ -456,7 +456,7 @@ static void count_yields(const char *label) {
     fresh = false;
 }
 
-static void a_choice_yields_to_waiting_threads(void) {
+TEST(a_choice_yields_to_waiting_threads) {
     pthread_t thread;
     begin(KIB * KIB, 4096, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 512 * KIB));
@@ -489,7 +489,7 @@ static void *delete_some(void *arg) {
 }
 
 /* Objects of the kind leave and are used while a put chooses among them. */
-static void others_may_delete_and_use_what_is_chosen(void) {
+TEST(others_may_delete_and_use_what_is_chosen) {
     pthread_t threads[2];
     uint64_t seed = 5;
     begin(600 * KIB, 4096, 0);
@@ -556,11 +556,9 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
     end();
 }
 
-int main(void) {
-    a_name_gets_one_number_and_there_are_fifteen();
+TEST(each_in_all_its_cases) {
     every_way_in_and_out_is_counted(0);
     every_way_in_and_out_is_counted(SHMS_CHECKSUMS);
-    a_successor_counts_again_and_keeps_names_and_quotas();
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         a_kind_at_its_quota_takes_the_places_of_its_own(flags, 128);
         a_kind_at_its_quota_takes_the_places_of_its_own(flags, 64 * KIB);
@@ -568,18 +566,4 @@ int main(void) {
         for (uint64_t seed = 1; seed < 4; seed++)
             no_kind_exceeds_its_quota_whatever_is_done(seed, flags);
     }
-    a_kind_without_a_quota_takes_any_place();
-    a_search_surveys_again_what_has_lost_its_second_chance();
-    the_new_object_is_not_the_next_victim_of_the_hand();
-    what_a_kind_evicts_was_used_all_the_same();
-    a_kind_whose_own_are_held_is_refused();
-    a_refusal_is_remembered_until_something_changes();
-    what_goes_while_a_choice_yields_ends_the_refusal();
-    a_refusal_ends_with_its_quota();
-    nothing_goes_for_a_put_that_finds_no_place();
-    neighbours_that_go_make_one_place();
-    a_quota_may_change();
-    a_choice_yields_to_waiting_threads();
-    others_may_delete_and_use_what_is_chosen();
-    return 0;
 }

@@ -33,7 +33,7 @@ static int answers(const shms_kv_request *r, int64_t n, const int32_t *want) {
     return r->n_ids == n && (n == 0 || !memcmp(r->ids, want, (size_t)n * sizeof *want));
 }
 
-static void full_and_window_groups_match_the_worked_examples(void) {
+TEST(full_and_window_groups_match_the_worked_examples) {
     int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {4, 4};
     int64_t params[] = {0, 8};
     shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
@@ -66,7 +66,7 @@ static void full_and_window_groups_match_the_worked_examples(void) {
     shms_blockpool_free(pool);
 }
 
-static void refusals_change_nothing(void) {
+TEST(refusals_change_nothing) {
     int32_t kinds[] = {SHMS_KV_FULL}, sizes[] = {4}, counts[] = {1}, id[] = {1}, far[] = {99}, holes[] = {1, 0},
             two[] = {2};
     int64_t params[] = {0};
@@ -109,7 +109,7 @@ static void refusals_change_nothing(void) {
     shms_blockpool_free(pool);
 }
 
-static void blocks_for_external_tokens_skip_what_the_window_has_passed(void) {
+TEST(blocks_for_external_tokens_skip_what_the_window_has_passed) {
     int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {4, 4};
     int64_t params[] = {0, 8};
     shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
@@ -142,7 +142,7 @@ static void blocks_for_external_tokens_skip_what_the_window_has_passed(void) {
     shms_blockpool_free(pool);
 }
 
-static void numbers_whose_sum_overflows_are_refused(void) {
+TEST(numbers_whose_sum_overflows_are_refused) {
     int32_t kinds[] = {SHMS_KV_MAMBA}, sizes[] = {1 << 20}, chunks[] = {SHMS_KV_CHUNK}, ones[] = {1},
             windows[] = {SHMS_KV_WINDOW};
     int64_t params[] = {INT64_MAX}, zero[] = {0}, fours[] = {4}, limit = (int64_t)1 << 60;
@@ -214,7 +214,7 @@ static void numbers_whose_sum_overflows_are_refused(void) {
 }
 
 /* AddressSanitizer reserves terabytes of addresses, and aborts where malloc would return NULL. */
-static void a_lookup_without_memory_returns_an_error(void) {
+TEST(a_lookup_without_memory_returns_an_error) {
 #ifndef __SANITIZE_ADDRESS__
     int32_t kinds[] = {SHMS_KV_CHUNK}, sizes[] = {1};
     int64_t params[] = {4};
@@ -306,12 +306,7 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
     shms_blockpool_free(pool);
 }
 
-int main(void) {
-    full_and_window_groups_match_the_worked_examples();
-    refusals_change_nothing();
-    blocks_for_external_tokens_skip_what_the_window_has_passed();
-    numbers_whose_sum_overflows_are_refused();
-    a_lookup_without_memory_returns_an_error();
+TEST(each_in_all_its_cases) {
     for (int order = 0; order < 2; order++) {
         random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
         random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_AHEAD);
@@ -319,5 +314,4 @@ int main(void) {
         random_schedules_keep_the_tables_valid(SHMS_KV_MAMBA, 2, order, SHMS_KV_CACHING);
         random_schedules_keep_the_tables_valid(SHMS_KV_CROSS, 0, order, 0);
     }
-    return 0;
 }

@@ -115,7 +115,7 @@ static void evade(const char *label) {
     shms_set(&w[B]->seg.leases[at].what, shms_lease_what(0, false, 0, next + 1));
 }
 
-static void a_walk_has_at_most_as_many_steps_as_there_are_entries(void) {
+TEST(a_walk_has_at_most_as_many_steps_as_there_are_entries) {
     setup(512 * 128, 512, 2);
     CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
     for (uint32_t r = 0; r < 2; r++)
@@ -196,7 +196,7 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
 
 /* ---- many ranks ---- */
 
-static void a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks(void) {
+TEST(a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks) {
     enum { N = 512 };
     uint8_t ref[SHMS_REF_SIZE];
     setup(N * 128, N, RANKS);
@@ -209,7 +209,7 @@ static void a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks(void
     teardown();
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     a_circle_of_leases_costs_a_few_times_its_length(0, 1);
     a_circle_of_leases_costs_a_few_times_its_length(0, 2);
     a_circle_of_leases_costs_a_few_times_its_length(1, 1);
@@ -220,7 +220,4 @@ int main(void) {
     a_list_is_at_most_twice_as_long_as_leases_were_open(5, false, 0, false);
     a_list_is_at_most_twice_as_long_as_leases_were_open(30, true, 20, false);
     a_list_is_at_most_twice_as_long_as_leases_were_open(0, false, 3, true);
-    a_walk_has_at_most_as_many_steps_as_there_are_entries();
-    a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks();
-    return 0;
 }

@@ -20,7 +20,7 @@ static shms_writer *leave(const char *name, const shms_options *options) {
     return w;
 }
 
-static void rounding_gives_the_options_of_a_store_made_with_them(void) {
+TEST(rounding_gives_the_options_of_a_store_made_with_them) {
     const char *name = store_name("round");
     shms_options o = {.capacity = 5000, .n_readers = 2, .flags = SHMS_FIFO | SHMS_EPHEMERAL}, has;
     shms_writer *w = leave(name, &o);
@@ -36,7 +36,7 @@ static void rounding_gives_the_options_of_a_store_made_with_them(void) {
     CHECK_EQ(SHMS_EINVAL, shms_options_round(&o));
 }
 
-static void a_store_of_other_options_stays_as_it_was(void) {
+TEST(a_store_of_other_options_stays_as_it_was) {
     static const shms_options others[] = {
         {.capacity = 5057, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO},
         {.capacity = 5000, .n_readers = 1, .max_objects = 8, .flags = SHMS_FIFO},
@@ -70,7 +70,7 @@ static void a_store_of_other_options_stays_as_it_was(void) {
     free(after);
 }
 
-static void a_reader_sees_each_takeover_once_and_a_removal(void) {
+TEST(a_reader_sees_each_takeover_once_and_a_removal) {
     const char *name = store_name("takeover");
     shms_writer *w = leave(name, &asked);
     shms_reader *r;
@@ -98,7 +98,7 @@ static void a_reader_sees_each_takeover_once_and_a_removal(void) {
     shms_writer_free(w);
 }
 
-static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
+TEST(a_watch_tells_of_a_file_and_of_the_end_of_a_creation) {
     const char *name = store_name("watch"), *other = store_name("watch");
     int watch;
     CHECK_EQ(SHMS_OK, shms_watch(&watch));
@@ -124,7 +124,7 @@ static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
     CHECK_EQ(SHMS_ESYS, shms_watch_read(wait.fd, name));
 }
 
-static void a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours(void) {
+TEST(a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours) {
     const char *name = store_name("magic");
     uint64_t magic = 0;
     pid_t child = fork_child();
@@ -159,7 +159,7 @@ int shm_open(const char *name, int flags, mode_t mode) {
 }
 
 /* Otherwise it could remove the next store of that name. */
-static void a_creator_leaves_its_name_to_the_process_that_removes_it(void) {
+TEST(a_creator_leaves_its_name_to_the_process_that_removes_it) {
     const char *name = store_name("removed");
     shms_writer *w;
     removing = true;
@@ -167,15 +167,4 @@ static void a_creator_leaves_its_name_to_the_process_that_removes_it(void) {
     removing = false;
     CHECK_EQ(0, shm_unlink(name));
     close(remover);
-}
-
-int main(void) {
-    rounding_gives_the_options_of_a_store_made_with_them();
-    a_store_of_other_options_stays_as_it_was();
-    a_reader_sees_each_takeover_once_and_a_removal();
-    a_watch_tells_of_a_file_and_of_the_end_of_a_creation();
-    a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours();
-    a_creator_leaves_its_name_to_the_process_that_removes_it();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

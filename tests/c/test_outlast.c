@@ -71,10 +71,9 @@ static void an_object_whose_eviction_died_is_whole_and_survives_recovery(const c
     shms_writer_free(successor);
 }
 
-int main(void) {
+TEST(a_reader_outlasts_a_writer_that_dies_as_it_is_probed) {
     char name[64];
     snprintf(name, sizeof name, "shmstore-outlast-%ld", (long)getpid());
     a_writer_that_finished_and_then_died_leaves_a_stale_reference(name);
     an_object_whose_eviction_died_is_whole_and_survives_recovery(name);
-    return 0;
 }

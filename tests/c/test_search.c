@@ -64,7 +64,7 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
     end();
 }
 
-static void a_store_of_small_objects_alone_is_filled_with_them(void) {
+TEST(a_store_of_small_objects_alone_is_filled_with_them) {
     uint64_t n = 0;
     begin(4 * MIB, 65536, 0);
     while (w->seg.writer->counters[SHMS_C(evictions)] == 0) {
@@ -85,7 +85,7 @@ static void a_store_of_small_objects_alone_is_filled_with_them(void) {
     end();
 }
 
-static void an_object_as_large_as_the_store_replaces_small_ones(void) {
+TEST(an_object_as_large_as_the_store_replaces_small_ones) {
     begin(4 * MIB, 4096, 0);
     for (uint64_t round = 0; round < 3; round++) {
         for (uint64_t i = 0; i < 500; i++)
@@ -96,7 +96,7 @@ static void an_object_as_large_as_the_store_replaces_small_ones(void) {
     end();
 }
 
-static void a_gap_away_from_the_hands_is_filled_before_an_eviction(void) {
+TEST(a_gap_away_from_the_hands_is_filled_before_an_eviction) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         begin(4 * MIB, 64, flags);
         for (uint64_t i = 0; i < 9; i++) /* the last one takes the place of the first */
@@ -128,7 +128,7 @@ static void small_objects_fill_a_large_gap_before_an_eviction(bool at_hand) {
 }
 
 /* A hundred held ones there would cost large objects as many places. */
-static void small_objects_take_no_small_gap_among_large_ones(void) {
+TEST(small_objects_take_no_small_gap_among_large_ones) {
     begin(4 * MIB, 8192, 0);
     put_and_release("small", 0, 900);
     uint64_t to = w->ring.areas[SHMS_LARGE].to;
@@ -180,7 +180,7 @@ static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objec
     end();
 }
 
-static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
+TEST(small_objects_fill_an_empty_store_whatever_was_in_it) {
     shms_ticket t;
     begin(4 * MIB, 65536, 0);
     put_and_release("small", 0, 100);
@@ -197,7 +197,7 @@ static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
 }
 
 /* The survey of many slots takes more than a thousand yields. */
-static void a_slot_is_found_however_long_it_takes(void) {
+TEST(a_slot_is_found_however_long_it_takes) {
     enum { N = 320000, KEPT = 80 };
     shms_options o = {.capacity = N * UINT64_C(192), .n_readers = 8, .max_objects = N};
     shms_ticket t;
@@ -232,7 +232,7 @@ static void evicting_lasts_only_for_its_stores(const char *label) {
         in_order &= w->seg.writer->objects == seen_objects && w->ring.count == seen_objects && w->indexed_free == 0;
 }
 
-static void nothing_but_states_changes_between_w2_and_w4(void) {
+TEST(nothing_but_states_changes_between_w2_and_w4) {
     begin(MIB, 8192, 0);
     for (uint64_t i = 0; i < 5000; i++)
         put_and_release("k", i, 64);
@@ -257,7 +257,7 @@ static void metadata_is_not_copied_under_the_mutex(const char *label) {
     others_waited++;
 }
 
-static void the_copy_of_metadata_does_not_hold_the_mutex(void) {
+TEST(the_copy_of_metadata_does_not_hold_the_mutex) {
     static char meta[300000];
     memset(meta, 'm', sizeof meta);
     begin(MIB, 64, 0);
@@ -295,7 +295,7 @@ static void count_yields(const char *label) {
     fresh = false;
 }
 
-static void a_search_yields_to_waiting_threads(void) {
+TEST(a_search_yields_to_waiting_threads) {
     pthread_t thread;
     begin(64 * MIB, 60000, 0);
     for (uint64_t i = 0; i < 50000; i++)
@@ -323,7 +323,7 @@ static void count_yields_of_an_eviction(const char *label) {
         yields += w->handovers != last_handovers;
 }
 
-static void a_large_eviction_yields_to_waiting_threads(void) {
+TEST(a_large_eviction_yields_to_waiting_threads) {
     pthread_t thread;
     begin(MIB, 8192, 0);
     asking = 1;
@@ -352,7 +352,7 @@ static void a_large_eviction_yields_to_waiting_threads(void) {
 static uint64_t looks;
 static void count_looks(const char *label) { looks += !strcmp(label, "W1a"); }
 
-static void a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended(void) {
+TEST(a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended) {
     uint8_t first[SHMS_REF_SIZE];
     uint64_t n = 0;
     begin(MIB, 60000, 0);
@@ -374,7 +374,7 @@ static void a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended(void)
     end();
 }
 
-static void entries_of_complete_leases_are_found_before_none_is_free(void) {
+TEST(entries_of_complete_leases_are_found_before_none_is_free) {
     begin(MIB, 8192, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     for (uint64_t i = 0; i < w->leases.n_entries - 100; i++)
@@ -387,7 +387,7 @@ static void entries_of_complete_leases_are_found_before_none_is_free(void) {
 }
 
 /* What a zone remembers of an object that begins before it may be old. So the object is checked before it goes. */
-static void a_hand_out_after_the_survey_keeps_a_large_object(void) {
+TEST(a_hand_out_after_the_survey_keeps_a_large_object) {
     uint8_t large[SHMS_REF_SIZE];
     begin(MIB, 8192, 0);
     for (uint64_t i = 0; i < 100; i++)
@@ -446,7 +446,7 @@ static void dies(pid_t child) {
 }
 
 /* Between two calls that find the rank dead, a survey finds its lock held, and its predecessor's pin. */
-static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
+TEST(a_process_that_dies_before_it_has_attached_holds_nothing) {
     enum { N = 128, PINNED = 100, GAP = 110 };
     uint8_t pinned[SHMS_REF_SIZE];
     const uint64_t size = 32768 - 64;
@@ -475,7 +475,7 @@ static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
     end();
 }
 
-static void leases_without_a_live_rank_do_not_exhaust_the_entries(void) {
+TEST(leases_without_a_live_rank_do_not_exhaust_the_entries) {
     begin(MIB, 64, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     shms_reader_close(r);
@@ -486,7 +486,7 @@ static void leases_without_a_live_rank_do_not_exhaust_the_entries(void) {
 }
 
 /* Tickets hold every entry. Their leases are complete as soon as they are opened, without a count by a rank. */
-static void leases_that_are_complete_at_their_commit_are_found(void) {
+TEST(leases_that_are_complete_at_their_commit_are_found) {
     static shms_ticket tickets[4000];
     char key[32];
     uint32_t n = 0;
@@ -539,7 +539,7 @@ static void close_meanwhile(const char *label) {
         CHECK(!w->closed);
 }
 
-static void a_close_waits_for_the_end_of_a_search(void) {
+TEST(a_close_waits_for_the_end_of_a_search) {
     uint8_t middle[SHMS_REF_SIZE];
     for (int round = 0; round < 5; round++) {
         begin(MIB, 8192, 0);
@@ -567,7 +567,7 @@ static void a_close_waits_for_the_end_of_a_search(void) {
 
 /* ---- what is not trusted, and what is not lost ---- */
 
-static void a_slot_number_in_the_lease_table_is_not_read_back(void) {
+TEST(a_slot_number_in_the_lease_table_is_not_read_back) {
     begin(65536, 64, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     shms_ref unpacked;
@@ -580,7 +580,7 @@ static void a_slot_number_in_the_lease_table_is_not_read_back(void) {
     end();
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         small_held_objects_do_not_keep_a_large_one_out(12, 16 * MIB, flags);
         small_held_objects_do_not_keep_a_large_one_out(48, 4 * MIB, flags);
@@ -588,29 +588,9 @@ int main(void) {
     }
     the_hand_passes_many_held_objects(0);
     the_hand_passes_many_held_objects(SHMS_FIFO);
-    a_store_of_small_objects_alone_is_filled_with_them();
-    small_objects_fill_an_empty_store_whatever_was_in_it();
-    a_slot_is_found_however_long_it_takes();
-    an_object_as_large_as_the_store_replaces_small_ones();
-    a_gap_away_from_the_hands_is_filled_before_an_eviction();
     small_objects_fill_a_large_gap_before_an_eviction(true);
     small_objects_fill_a_large_gap_before_an_eviction(false);
-    small_objects_take_no_small_gap_among_large_ones();
     used_objects_leave_after_a_lap(4096, 64, 256);       /* one zone */
     used_objects_leave_after_a_lap(4 * MIB, 512, 15000);   /* large objects, several in a zone */
     used_objects_leave_after_a_lap(4 * MIB, 16384, 900); /* small ones, in both areas */
-    nothing_but_states_changes_between_w2_and_w4();
-    the_copy_of_metadata_does_not_hold_the_mutex();
-    a_search_yields_to_waiting_threads();
-    a_large_eviction_yields_to_waiting_threads();
-    a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended();
-    entries_of_complete_leases_are_found_before_none_is_free();
-    a_hand_out_after_the_survey_keeps_a_large_object();
-    a_process_that_dies_before_it_has_attached_holds_nothing();
-    leases_without_a_live_rank_do_not_exhaust_the_entries();
-    leases_that_are_complete_at_their_commit_are_found();
-    a_close_waits_for_the_end_of_a_search();
-    a_slot_number_in_the_lease_table_is_not_read_back();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

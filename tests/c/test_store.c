@@ -35,7 +35,7 @@ static shms_stats stats_of(shms_writer *w) {
     return s;
 }
 
-static void names_that_are_not_file_names_are_refused(void) {
+TEST(names_that_are_not_file_names_are_refused) {
     char longest[SHMS_MAX_NAME + 2];
     memset(longest, 'x', sizeof longest);
     longest[SHMS_MAX_NAME + 1] = 0;
@@ -55,7 +55,7 @@ static void names_that_are_not_file_names_are_refused(void) {
     end(w);
 }
 
-static void a_store_has_one_writer_and_each_rank_one_reader(void) {
+TEST(a_store_has_one_writer_and_each_rank_one_reader) {
     const char *name = store_name("one");
     shms_options o = {.capacity = 4096, .n_readers = 2};
     shms_writer *w2;
@@ -82,7 +82,7 @@ static void a_store_has_one_writer_and_each_rank_one_reader(void) {
     CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name, NULL));
 }
 
-static void a_segment_that_cannot_fit_leaves_no_file(void) {
+TEST(a_segment_that_cannot_fit_leaves_no_file) {
     const char *name = store_name("huge");
     shms_options o = {.capacity = SHMS_MAX_CAPACITY, .n_readers = 1, .max_objects = 16};
     shms_writer *w;
@@ -93,7 +93,7 @@ static void a_segment_that_cannot_fit_leaves_no_file(void) {
     CHECK_EQ(0, store_names_left());
 }
 
-static void unlinking_never_removes_a_namesake(void) {
+TEST(unlinking_never_removes_a_namesake) {
     const char *name = store_name("namesake");
     shms_writer *old = make(name, 4096, 1, 0), *heir;
     char path[300];
@@ -106,7 +106,7 @@ static void unlinking_never_removes_a_namesake(void) {
     end(heir);
 }
 
-static void every_code_has_its_own_message(void) {
+TEST(every_code_has_its_own_message) {
     for (int a = 0; a >= SHMS_EFORKED; a--) {
         CHECK(strcmp(shms_strerror(a), shms_strerror(SHMS_EFORKED - 1)));
         for (int b = 0; b > a; b--)
@@ -114,7 +114,7 @@ static void every_code_has_its_own_message(void) {
     }
 }
 
-static void a_get_returns_what_was_put_and_a_failed_call_changes_nothing(void) {
+TEST(a_get_returns_what_was_put_and_a_failed_call_changes_nothing) {
     const char *name = store_name("put");
     shms_options o = {.capacity = 8192, .max_object_size = 4000, .n_readers = 1, .max_objects = 8};
     shms_writer *w;
@@ -167,7 +167,7 @@ static void a_get_returns_what_was_put_and_a_failed_call_changes_nothing(void) {
     end(w);
 }
 
-static void an_unfinished_object_is_invisible_until_its_commit(void) {
+TEST(an_unfinished_object_is_invisible_until_its_commit) {
     const char *name = store_name("ticket");
     shms_writer *w = make(name, 4096, 1, 4), *w2;
     uint8_t ref[SHMS_REF_SIZE];
@@ -213,7 +213,7 @@ static void an_unfinished_object_is_invisible_until_its_commit(void) {
     end(w2);
 }
 
-static void every_call_on_a_closed_handle_returns_eclosed(void) {
+TEST(every_call_on_a_closed_handle_returns_eclosed) {
     const char *name = store_name("closed");
     shms_writer *w = make(name, 4096, 1, 4), *handles[] = {NULL, w};
     shms_reader *r = attach(name, 0), *readers[] = {NULL, r};
@@ -265,7 +265,7 @@ static void every_call_on_a_closed_handle_returns_eclosed(void) {
     shms_writer_free(NULL);
 }
 
-static void a_forked_child_can_do_nothing_and_holds_no_lock(void) {
+TEST(a_forked_child_can_do_nothing_and_holds_no_lock) {
     const char *name = store_name("fork");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
@@ -329,7 +329,7 @@ static void *have_a_segment_on_the_stack(void *name) {
     return NULL;
 }
 
-static void a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have(void) {
+TEST(a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have) {
     const char *name = store_name("stacks");
     shms_writer *w = make(name, 4096, 1, 4);
     pthread_t thread;
@@ -360,7 +360,7 @@ static void a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_hav
     end(w);
 }
 
-static void a_view_outlives_close_and_keeps_its_rank(void) {
+TEST(a_view_outlives_close_and_keeps_its_rank) {
     const char *name = store_name("view");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0), *next;
@@ -385,7 +385,7 @@ static void a_view_outlives_close_and_keeps_its_rank(void) {
     end(w);
 }
 
-static void a_stale_reference_leaves_no_pin(void) {
+TEST(a_stale_reference_leaves_no_pin) {
     const char *name = store_name("stale");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
@@ -413,7 +413,7 @@ static void spoil(const char *label) {
         shms_set(&spoilt->length, 1 << 30);
 }
 
-static void a_view_has_the_checked_lengths_even_if_the_slot_changes(void) {
+TEST(a_view_has_the_checked_lengths_even_if_the_slot_changes) {
     const char *name = store_name("spoilt");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
@@ -433,7 +433,7 @@ static void a_view_has_the_checked_lengths_even_if_the_slot_changes(void) {
     end(w);
 }
 
-static void keys_come_in_order_of_age(void) {
+TEST(keys_come_in_order_of_age) {
     const char *name = store_name("keys");
     shms_writer *w = make(name, 1024, 1, 64);
     uint8_t out[200];
@@ -472,7 +472,7 @@ static void close_during_a_survey(const char *label) {
     CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&heir, closing_name, NULL));
 }
 
-static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
+TEST(a_writer_keeps_its_lock_while_bytes_are_being_copied) {
     uint8_t ref[SHMS_REF_SIZE];
     char byte = 1;
     shms_piece piece = {0, 1, (uintptr_t)&byte};
@@ -501,7 +501,7 @@ int posix_fallocate(int fd, off_t at, off_t n) {
     return EINTR;
 }
 
-static void a_reservation_ends_under_periodic_signals(void) {
+TEST(a_reservation_ends_under_periodic_signals) {
     most_at_once = 1 << 20;
     shms_writer *w = make(store_name("interrupted"), (20 << 20) + 64, 1, 4);
     most_at_once = INT64_MAX;
@@ -516,7 +516,7 @@ static void close_before_the_lock(const char *label) {
         CHECK_EQ(SHMS_OK, shms_writer_close(closing, 1));
 }
 
-static void a_store_that_its_writer_unlinked_meanwhile_is_not_recovered(void) {
+TEST(a_store_that_its_writer_unlinked_meanwhile_is_not_recovered) {
     shms_writer *heir;
     closing_name = store_name("unlinked");
     closing = make(closing_name, 4096, 1, 4);
@@ -526,7 +526,7 @@ static void a_store_that_its_writer_unlinked_meanwhile_is_not_recovered(void) {
     shms_writer_free(closing);
 }
 
-static void a_prefaulted_segment_works_like_any_other(void) {
+TEST(a_prefaulted_segment_works_like_any_other) {
     shms_options o = {.capacity = 5 << 20, .n_readers = 1, .flags = SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO};
     const char *name = store_name("warm");
     shms_writer *w;
@@ -549,7 +549,7 @@ static void a_prefaulted_segment_works_like_any_other(void) {
     end(w);
 }
 
-static void a_reader_may_write_only_its_own_table(void) {
+TEST(a_reader_may_write_only_its_own_table) {
     const char *name = store_name("rights");
     shms_writer *w = make(name, 4096, 2, 4);
     uint8_t ref[SHMS_REF_SIZE];
@@ -585,28 +585,4 @@ static void a_reader_may_write_only_its_own_table(void) {
         CHECK_EQ(1000 + SIGSEGV, reap(child));
     }
     end(w);
-}
-
-int main(void) {
-    names_that_are_not_file_names_are_refused();
-    a_store_has_one_writer_and_each_rank_one_reader();
-    a_segment_that_cannot_fit_leaves_no_file();
-    unlinking_never_removes_a_namesake();
-    every_code_has_its_own_message();
-    a_get_returns_what_was_put_and_a_failed_call_changes_nothing();
-    an_unfinished_object_is_invisible_until_its_commit();
-    every_call_on_a_closed_handle_returns_eclosed();
-    a_forked_child_can_do_nothing_and_holds_no_lock();
-    a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have();
-    a_view_outlives_close_and_keeps_its_rank();
-    a_stale_reference_leaves_no_pin();
-    a_view_has_the_checked_lengths_even_if_the_slot_changes();
-    keys_come_in_order_of_age();
-    a_writer_keeps_its_lock_while_bytes_are_being_copied();
-    a_store_that_its_writer_unlinked_meanwhile_is_not_recovered();
-    a_reservation_ends_under_periodic_signals();
-    a_prefaulted_segment_works_like_any_other();
-    a_reader_may_write_only_its_own_table();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

@@ -43,7 +43,7 @@ static void shows(int arena, shms_tier_figures expected) {
     CHECK(!memcmp(&expected, &facts.tier, sizeof expected));
 }
 
-static void each_writer_shows_the_figures_of_its_own_tier(void) {
+TEST(each_writer_shows_the_figures_of_its_own_tier) {
     shms_tier_figures one = made(1), two = made(2), none = {0};
     begin();
     shows(0, none);
@@ -58,7 +58,7 @@ static void each_writer_shows_the_figures_of_its_own_tier(void) {
     end();
 }
 
-static void a_successor_starts_without_figures(void) {
+TEST(a_successor_starts_without_figures) {
     shms_tier_figures one = made(1), two = made(2);
     shms_facts facts;
     begin();
@@ -73,7 +73,7 @@ static void a_successor_starts_without_figures(void) {
     end();
 }
 
-static void a_writer_that_is_closed_leaves_its_successor_s_figures(void) {
+TEST(a_writer_that_is_closed_leaves_its_successor_s_figures) {
     shms_tier_figures one = made(1);
     shms_writer *closed;
     begin();
@@ -87,7 +87,7 @@ static void a_writer_that_is_closed_leaves_its_successor_s_figures(void) {
     end();
 }
 
-static void what_one_writer_clears_all_see_and_successors_too(void) {
+TEST(what_one_writer_clears_all_see_and_successors_too) {
     uint64_t seen = 1;
     begin();
     CHECK_EQ(SHMS_OK, shms_writer_tier_cleared(writers[0], &seen));
@@ -106,12 +106,4 @@ static void what_one_writer_clears_all_see_and_successors_too(void) {
     CHECK_EQ(SHMS_ECLOSED, shms_writer_clear_tier(NULL, 9));
     CHECK_EQ(SHMS_ECLOSED, shms_writer_tier_cleared(NULL, &seen));
     end();
-}
-
-int main(void) {
-    each_writer_shows_the_figures_of_its_own_tier();
-    a_successor_starts_without_figures();
-    a_writer_that_is_closed_leaves_its_successor_s_figures();
-    what_one_writer_clears_all_see_and_successors_too();
-    return 0;
 }

@@ -97,7 +97,7 @@ static void put_fresh(void) {
     }
 }
 
-static void a_clear_lets_others_in_and_leaves_what_they_put(void) {
+TEST(a_clear_lets_others_in_and_leaves_what_they_put) {
     setup(false);
     start("D1", put_fresh);
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
@@ -115,7 +115,7 @@ static void hand_out(void) {
         CHECK_EQ(SHMS_OK, verb_hit(w, "k1", 2, late[i]));
 }
 
-static void the_end_of_all_leases_lets_others_in_and_leaves_what_they_open(void) {
+TEST(the_end_of_all_leases_lets_others_in_and_leaves_what_they_open) {
     setup(true);
     offered = true;
     start("C1", hand_out);
@@ -147,7 +147,7 @@ static double unprotect(void) {
     return best;
 }
 
-static void one_deleted_object_that_stays_makes_no_other_call_visit_all(void) {
+TEST(one_deleted_object_that_stays_makes_no_other_call_visit_all) {
     setup(false);
     double before = unprotect();
     CHECK_EQ(SHMS_OK, verb_protect(w, "k7", 2));
@@ -156,7 +156,7 @@ static void one_deleted_object_that_stays_makes_no_other_call_visit_all(void) {
     teardown();
 }
 
-static void deleted_objects_stay_until_the_protection_of_their_keys_ends(void) {
+TEST(deleted_objects_stay_until_the_protection_of_their_keys_ends) {
     enum { KEPT = 300 }; /* more than are visited between two yields */
     setup(false);
     for (int i = 0; i < KEPT; i++)
@@ -171,12 +171,4 @@ static void deleted_objects_stay_until_the_protection_of_their_keys_ends(void) {
     }
     CHECK_EQ(SHMS_OK, put_marked(w, "all", w->seg.layout.capacity - SHMS_ALIGN, 9, NULL));
     teardown();
-}
-
-int main(void) {
-    one_deleted_object_that_stays_makes_no_other_call_visit_all();
-    deleted_objects_stay_until_the_protection_of_their_keys_ends();
-    a_clear_lets_others_in_and_leaves_what_they_put();
-    the_end_of_all_leases_lets_others_in_and_leaves_what_they_open();
-    return 0;
 }
