@@ -48,6 +48,20 @@ const char *store_name(const char *what) {
     return names[n_names++] + 1;
 }
 
+const char *key_of(const char *prefix, uint64_t number) {
+    static _Thread_local char keys[5][32];
+    static _Thread_local unsigned next;
+    char *key = keys[next++ % 5];
+    snprintf(key, sizeof keys[0], "%s%llu", prefix, (unsigned long long)number);
+    return key;
+}
+
+void end_writer(shms_writer *w) {
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    shms_writer_free(w);
+}
+
 int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, uint8_t *out) {
     shms_ticket t;
     int rc = (out ? verb_begin : verb_reserve)(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);

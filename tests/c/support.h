@@ -53,12 +53,22 @@ static inline bool filled(const char *at, uint64_t size, uint64_t mark) {
     return true;
 }
 
+/* A key: the prefix and the number. It stays until four more were made. */
+const char *key_of(const char *prefix, uint64_t number);
+/* Does the store have an object of that key? */
+static inline bool has_key(shms_writer *w, const char *key) {
+    return shms_writer_has(w, key, (uint32_t)strlen(key)) == 1;
+}
+
 /* Puts `size` bytes of the mark under a key. `out` may be NULL: no hand-out. */
 int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, uint8_t *out);
 
 /* Creates a store of the objects a to d, of `size` bytes and with marks 0 to 3. Its one reader has read them. Its
  * writer is gone. */
 shms_reader *four_read_objects(const char *name, uint64_t capacity, uint64_t size, uint8_t refs[4][SHMS_REF_SIZE]);
+
+/* Ends a store, with its name, whose books must be right. */
+void end_writer(shms_writer *w);
 
 /* Zeroed memory with the alignment of a segment. */
 void *zeroed(uint64_t size);

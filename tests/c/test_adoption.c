@@ -178,9 +178,7 @@ static void nothing_is_found(void) {
 static void settle(void) {
     views_are_whole();
     for (int i = 0; i < 12; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "n%d", i);
-        int rc = put(a, key, (uint64_t)(i % 4), 99, NULL);
+        int rc = put(a, key_of("n", i), (uint64_t)(i % 4), 99, NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
         views_are_whole();
     }
@@ -204,10 +202,8 @@ static void settle(void) {
     for (uint32_t e = 0; e < LEASES; e++)
         CHECK(shms_get(&b->leases.table[e].number) == 0 || shms_lease_done(b, e, true));
     nothing_is_found();
-    shms_writer_close(b, 1);
-    shms_writer_free(b);
-    shms_writer_close(a, 1);
-    shms_writer_free(a);
+    end_writer(b);
+    end_writer(a);
 }
 
 /* ---- what B does ---- */
@@ -476,7 +472,6 @@ static void b_was_read(void) { /* A may evict it, and the reference is good as l
 }
 static void r_replace(void) {
     release_views();
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_reader_free(r);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     all_promises_end();
@@ -988,10 +983,8 @@ static void a_pin_in_passing_refuses_nobody(void) {
         passes = true;
         CHECK_EQ(SHMS_OK, put_of_kind(i == 2, "two", units[i]));
         passes = false;
-        shms_writer_close(b, 1);
-        shms_writer_free(b);
-        shms_writer_close(a, 1);
-        shms_writer_free(a);
+        end_writer(b);
+        end_writer(a);
     }
 }
 
@@ -1029,10 +1022,8 @@ static void a_look_up_refuses_nobody(void) {
         shms_step_hook = NULL;
         CHECK_EQ(0, shms_writer_has(b, "one", 3));
         CHECK(seen_in_evicting > i);
-        shms_writer_close(b, 1);
-        shms_writer_free(b);
-        shms_writer_close(a, 1);
-        shms_writer_free(a);
+        end_writer(b);
+        end_writer(a);
     }
 }
 
@@ -1050,10 +1041,8 @@ static void what_is_used_elsewhere_stays(void) {
         CHECK_EQ(SHMS_OK, put(a, "new", 7, 3, NULL));
         CHECK_EQ(uses[i] > 0, shms_writer_has(a, "hot", 3));
         CHECK_EQ(uses[i] == 0, shms_writer_has(a, "cold", 4));
-        shms_writer_close(b, 1);
-        shms_writer_free(b);
-        shms_writer_close(a, 1);
-        shms_writer_free(a);
+        end_writer(b);
+        end_writer(a);
     }
 }
 

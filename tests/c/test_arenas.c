@@ -20,8 +20,7 @@ static shms_reader *readers[2];
 
 static void open_all(uint32_t n_readers) {
     static int stores;
-    char what[16];
-    snprintf(what, sizeof what, "arenas%d", stores++);
+    const char *what = key_of("arenas", stores++);
     shms_options o = {.capacity = SLOTS * UNIT, .n_readers = n_readers, .max_objects = SLOTS, .n_writers = ARENAS};
     name = store_name(what);
     CHECK_EQ(SHMS_OK, shms_writer_create(&writers[0], name, &o));
@@ -39,8 +38,7 @@ static void close_all(uint32_t n_readers) {
     for (int i = 0; i < ARENAS; i++) {
         CHECK_EQ(SHMS_OK, shms_writer_valid(writers[i]));
         CHECK(shms_reader_pid(name, 0) || n_readers == 0); /* the name stays until the last one goes */
-        shms_writer_close(writers[i], 1);
-        shms_writer_free(writers[i]);
+        end_writer(writers[i]);
     }
     CHECK_EQ(0, shms_reader_pid(name, 0));
 }
@@ -156,9 +154,7 @@ TEST(a_hit_on_anothers_object_is_read_like_ones_own) {
 /* Fills an arena so that everything that may go has gone. */
 static bool survives(int owner, const char *key) {
     for (int i = 0; i < 3 * SLOTS; i++) {
-        char other[8];
-        snprintf(other, sizeof other, "f%d", i);
-        int rc = put_marked(writers[owner], other, UNIT - 64, 'f', NULL);
+        int rc = put_marked(writers[owner], key_of("f", i), UNIT - 64, 'f', NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
     }
     return shms_writer_has(writers[owner], key, (uint32_t)strlen(key)) == 1;
@@ -244,11 +240,8 @@ TEST(uses_of_others_give_a_second_chance) {
     CHECK(hit(1, "b", ref));
     get(0, ref, 'b');
     CHECK_EQ(1, shms_writer_touch(writers[2], "d", 1));
-    for (int i = 0; i < SLOTS - 2; i++) {
-        char other[8];
-        snprintf(other, sizeof other, "n%d", i);
-        put(0, other, UNIT - 64, NULL);
-    }
+    for (int i = 0; i < SLOTS - 2; i++)
+        put(0, key_of("n", i), UNIT - 64, NULL);
     for (key[0] = 'a'; key[0] < 'a' + SLOTS; key[0]++)
         CHECK_EQ(key[0] == 'b' || key[0] == 'd', shms_writer_has(writers[0], key, 1));
     put(0, "y", UNIT - 64, NULL); /* one chance, not two */
@@ -283,10 +276,8 @@ TEST(a_retirement_by_the_adopter_reaches_the_owner) {
     open_all(1);
     shms_reader_free(readers[0]);
     shms_options o = {.capacity = SLOTS * UNIT, .n_readers = 2, .max_objects = SLOTS, .n_writers = ARENAS};
-    for (int i = 0; i < ARENAS; i++) {
-        shms_writer_close(writers[i], 1);
-        shms_writer_free(writers[i]);
-    }
+    for (int i = 0; i < ARENAS; i++)
+        end_writer(writers[i]);
     name = store_name("retiring");
     CHECK_EQ(SHMS_OK, shms_writer_create(&writers[0], name, &o));
     for (int i = 1; i < ARENAS; i++)
@@ -468,10 +459,8 @@ TEST(what_was_dropped_is_gone_before_the_owner_has_deleted_it) {
     }
     CHECK_EQ(192, stats.used_bytes);
     CHECK_EQ(SHMS_OK, shms_writer_valid(writers[0]));
-    for (int i = 0; i < 2; i++) {
-        shms_writer_close(writers[i], 1);
-        shms_writer_free(writers[i]);
-    }
+    for (int i = 0; i < 2; i++)
+        end_writer(writers[i]);
 }
 
 static shms_writer *lister;
@@ -499,10 +488,8 @@ TEST(a_list_ends_however_often_the_owner_falls_behind) {
     CHECK_EQ(2000, lister->scan_left); /* it begins again, and finds nothing */
     CHECK_EQ(0, shms_writer_count(writers[0]));
     CHECK_EQ(0, lister->scan_left);
-    for (int i = 0; i < 2; i++) {
-        shms_writer_close(writers[i], 1);
-        shms_writer_free(writers[i]);
-    }
+    for (int i = 0; i < 2; i++)
+        end_writer(writers[i]);
 }
 
 TEST(what_a_writer_dropped_as_it_died_is_told_by_its_successor) {

@@ -1,24 +1,10 @@
 /* test_batch.c - what a batch has done is undone as a whole, once, and only where it is still there. */
-#include "store/batch.h"
-#include "support.h"
-
-static shms_writer *w;
-static shms_batch b;
-static const char *name;
+#include "fixture.h"
 
 static void begin(void) {
-    shms_options o = {.capacity = 8192, .n_readers = 1, .max_objects = 16};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("batch"), &o));
+    open_store("batch", (shms_options){.capacity = 8192, .n_readers = 1, .max_objects = 16}, 0);
     CHECK(shms_writer_track_events(w, 1) > 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "old", 64, 1, NULL));
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_batch_drop(w, &b);
-    b = (shms_batch){0};
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
 }
 
 static shms_stats stats(void) {
@@ -52,7 +38,6 @@ TEST(everything_is_undone_and_again_is_nothing) {
     shms_batch_undo(w, &b);
     only_the_old_object_is_left();
     CHECK_EQ(SHMS_OK, put_marked(w, "other", 0, 1, NULL)); /* in the slot and the entry of one that is undone */
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, verb_hit(w, "other", 5, ref));
     shms_stats before = stats(), after;
     b.keep = 0; /* as if the first undoing had not been noted */

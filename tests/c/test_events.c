@@ -2,24 +2,16 @@
  * writer. */
 #include <fcntl.h>
 
-#include "support.h"
+#include "fixture.h"
 
 #define ROOM (1 << 20)
 
-static shms_writer *w;
 static uint8_t out[ROOM];
 static uint64_t sizes[3];
 
-static void begin(const char *name, uint64_t capacity) {
-    shms_options o = {.capacity = capacity, .n_readers = 1, .max_objects = 64};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+static void begin(uint64_t capacity) {
+    open_store("events", (shms_options){.capacity = capacity, .n_readers = 1, .max_objects = 64}, 0);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
 }
 
 static int listen(uint64_t from, uint64_t room) {
@@ -42,7 +34,7 @@ static void expect(const char *kinds, const char *ids, const char *keys) {
 }
 
 TEST(what_comes_and_goes_is_recorded_from_the_start_of_the_log) {
-    begin(store_name("events"), 256);
+    begin(256);
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
     CHECK_EQ(SHMS_OK, listen(0, ROOM)); /* there is no log yet */
     CHECK_EQ(0, sizes[0]);
@@ -73,7 +65,7 @@ TEST(what_comes_and_goes_is_recorded_from_the_start_of_the_log) {
 }
 
 TEST(a_small_room_gets_whole_events_and_learns_what_one_needs) {
-    begin(store_name("room"), 4096);
+    begin(4096);
     CHECK(shms_writer_track_events(w, 1) > 0);
     uint64_t start = w->events.first, one = sizeof(shms_event) + 1;
     for (char c = 'a'; c < 'e'; c++)
@@ -89,7 +81,7 @@ TEST(a_small_room_gets_whole_events_and_learns_what_one_needs) {
 }
 
 TEST(what_is_stored_comes_with_the_position_at_which_it_holds) {
-    begin(store_name("stored"), 4096);
+    begin(4096);
     for (char c = 'a'; c < 'e'; c++)
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "b", 1));
@@ -108,7 +100,7 @@ TEST(what_is_stored_comes_with_the_position_at_which_it_holds) {
 
 /* Keys of `len` bytes come until each ring has gone round several times. */
 static void a_slow_listener_is_told_what_it_has_lost(uint32_t len) {
-    begin(store_name("lost"), 1 << 20);
+    begin(1 << 20);
     CHECK(shms_writer_track_events(w, 1) > 0);
     static char key[SHMS_MAX_KEY];
     uint64_t start = w->events.first, n = 0;
@@ -140,8 +132,7 @@ static void a_slow_listener_is_told_what_it_has_lost(uint32_t len) {
 }
 
 TEST(a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile) {
-    const char *name = store_name("again");
-    begin(name, 4096);
+    begin(4096);
     CHECK(shms_writer_track_events(w, 1) > 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
     uint64_t at = w->events.first + 1;
@@ -163,9 +154,8 @@ TEST(a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile) {
 
 /* Otherwise the log would be written or read out of bounds. */
 TEST(a_damaged_key_or_position_is_not_taken_over) {
-    const char *name = store_name("damage");
     static const size_t counts[] = {SHMS_C(puts), SHMS_C(evictions), SHMS_C(deletes)};
-    begin(name, 1 << 20);
+    begin(1 << 20);
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 200000, 1, NULL));
     shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY);
     shms_writer_free(w);
@@ -173,7 +163,7 @@ TEST(a_damaged_key_or_position_is_not_taken_over) {
     shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY + 1);
     shms_writer_free(w);
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name, NULL));
-    begin(name = store_name("counts"), 4096);
+    begin(4096);
     for (int i = 0; i <= 3; i++) {
         shms_word *word = i < 3 ? &w->seg.writer->counters[counts[i]] : &w->seg.writer->epoch;
         int fd = shm_open(name, O_RDWR, 0);

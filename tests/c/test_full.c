@@ -3,52 +3,30 @@
  *
  * Work is counted in steps (W1a: one read of one rank's acknowledgement), not in time.
  */
-#include "support.h"
+#include "fixture.h"
 
 enum { MANY = 2000 };
 
 static uint64_t looks;
 static void count_looks(const char *label) { looks += !strcmp(label, "W1a") || !strncmp(label, "W3", 2); }
 
-static shms_writer *w;
-static shms_reader *readers[2];
-static const char *name;
 static uint8_t refs[MANY][SHMS_REF_SIZE];
-
-static void key_of(char *key, int i) { snprintf(key, 16, "k%d", i); }
 
 /* Objects that the writer keeps between the hand and the others: so many that a search uses the zones. */
 static uint32_t crowd;
 
 /* Creates a store of `n` objects of 128 bytes, all handed out, so that there is no room. */
 static void begin(int n, uint32_t max_objects) {
-    shms_options o = {.capacity = ((uint64_t)n + crowd) * 128, .n_readers = 2, .max_objects = max_objects + crowd};
-    name = store_name("full");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store(
+        "full",
+        (shms_options){.capacity = ((uint64_t)n + crowd) * 128, .n_readers = 2, .max_objects = max_objects + crowd}, 2);
     for (uint32_t i = 0; i < crowd; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "crowd%u", i);
+        const char *key = key_of("crowd", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, i, NULL));
         CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key))); /* until the store ends */
     }
-    for (uint32_t r = 0; r < 2; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
-    for (int i = 0; i < n; i++) {
-        char key[16];
-        key_of(key, i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, (uint64_t)i, refs[i]));
-    }
-}
-
-static void end(void) {
-    shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    for (int r = 0; r < 2; r++) {
-        shms_reader_close(readers[r]);
-        shms_reader_free(readers[r]);
-    }
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    for (int i = 0; i < n; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 64, (uint64_t)i, refs[i]));
 }
 
 /* Puts an object, which must be refused. Returns how many steps that took. */
@@ -356,7 +334,6 @@ static void a_retirement_ends_the_refusal(void) {
 static void a_retirement_ends_when_the_rank_attaches(void) {
     begin(8, 16);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
-    shms_reader_close(readers[1]);
     shms_reader_free(readers[1]);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     uint8_t ref[SHMS_REF_SIZE];
@@ -389,7 +366,6 @@ static void an_attachment_ends_the_refusal(void) {
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
     refused();
     /* Detached and attached again between two puts: the lock looks unchanged. */
-    CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
     shms_reader_free(readers[1]);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     accepted();
@@ -398,7 +374,6 @@ static void an_attachment_ends_the_refusal(void) {
 
 static void a_death_ends_the_refusal(void) {
     begin(8, 16);
-    shms_reader_close(readers[1]);
     shms_reader_free(readers[1]);
     int ready[2];
     char c;
@@ -413,11 +388,8 @@ static void a_death_ends_the_refusal(void) {
     CHECK_EQ(1, read(ready[0], &c, 1));
     for (int i = 0; i < 8; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
-    for (int i = 0; i < 7; i++) { /* opened before the child attached: only the child's pin counts */
-        char key[16];
-        key_of(key, 100 + i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, refs[10 + i]));
-    }
+    for (int i = 0; i < 7; i++)  /* opened before the child attached: only the child's pin counts */
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", 100 + i), 64, 1, refs[10 + i]));
     CHECK_EQ(1, shms_writer_has(w, "k4", 2));
     for (int i = 0; i < 7; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[10 + i]));
@@ -425,11 +397,8 @@ static void a_death_ends_the_refusal(void) {
     CHECK(refused() <= LITTLE);
     kill(child, SIGKILL);
     CHECK_EQ(1000 + SIGKILL, reap(child));
-    for (int i = 0; i < 8; i++) { /* the pinned object and the promised ones, so all of them */
-        char key[16];
-        key_of(key, 200 + i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, NULL));
-    }
+    for (int i = 0; i < 8; i++)  /* the pinned object and the promised ones, so all of them */
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", 200 + i), 64, 1, NULL));
     CHECK_EQ(0, shms_writer_has(w, "k4", 2));
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     close(ready[0]);
@@ -517,8 +486,7 @@ TEST(one_object_held_for_ever_stops_no_put_in_100_turnovers) {
         shms_view *v = view_of(readers[0], held);
         CHECK(v);
         for (int i = 0; put < 100 * o.capacity; i++) {
-            char key[16];
-            key_of(key, i);
+            const char *key = key_of("k", i);
             uint64_t size = below(&seed, (16 << 10) - 64);
             CHECK_EQ(SHMS_OK, put_marked(w, key, size, (uint64_t)i, ref));
             put += size;

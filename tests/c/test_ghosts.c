@@ -96,11 +96,7 @@ static shms_stats stats(shms_writer *w) {
     return s;
 }
 
-static void put(shms_writer *w, int key) {
-    char name[8];
-    snprintf(name, sizeof name, "k%d", key);
-    CHECK_EQ(SHMS_OK, put_marked(w, name, 64, 1, NULL));
-}
+static void put(shms_writer *w, int key) { CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", key), 64, 1, NULL)); }
 
 static void the_store_remembers_whether_an_object_was_used(bool used) {
     shms_options o = {.capacity = 100 * 128, .n_readers = 1, .max_objects = 256};
@@ -116,8 +112,7 @@ static void the_store_remembers_whether_an_object_was_used(bool used) {
     put(w, 0);
     CHECK_EQ(used, stats(w).counters.more_hits_at_1_5x);
     CHECK_EQ(1, stats(w).counters.more_hits_at_2x);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 TEST(the_store_counts_puts_that_a_larger_one_would_not_need) {
@@ -160,9 +155,7 @@ TEST(the_store_counts_puts_that_a_larger_one_would_not_need) {
     put(w, 29);
     put(w, 59);
     CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 TEST(each_in_all_its_cases) {

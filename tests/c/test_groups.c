@@ -1,39 +1,15 @@
 /*
  * test_groups.c - leases that wait for one group of ranks: named at the hand-out, or once later.
  */
-#include "store/batch.h"
-#include "support.h"
+#include "fixture.h"
 
 enum { SIZE = 64, SPAN = 128, FITS = 4, RANKS = 5 };
 enum { ALL, FIRST, SECOND, THIRD, NONE }; /* as the calls take groups: all ranks, {0, 1}, {2, 3}, {4}, no group */
 
-static shms_writer *w;
-static shms_reader *readers[RANKS];
-static const char *name;
-static shms_batch b;
-static uint8_t ref[SHMS_REF_SIZE];
-
 static void begin(uint32_t attached) {
-    shms_options o = {.capacity = FITS * SPAN, .n_readers = RANKS, .n_groups = 3, .group_sizes = {2, 2, 1}};
-    name = store_name("groups");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    for (uint32_t r = 0; r < attached; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
-}
-
-static void leave(uint32_t r) {
-    shms_reader_free(readers[r]);
-    readers[r] = NULL;
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    for (uint32_t r = 0; r < RANKS; r++)
-        leave(r);
-    shms_batch_drop(w, &b);
-    memset(&b, 0, sizeof b);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    open_store("groups",
+               (shms_options){.capacity = FITS * SPAN, .n_readers = RANKS, .n_groups = 3, .group_sizes = {2, 2, 1}},
+               attached);
 }
 
 static int put_for(const char *key, uint32_t group) {
@@ -106,15 +82,15 @@ TEST(what_the_ranks_of_other_groups_do_does_not_matter) {
     for (uint32_t r = 2; r < RANKS; r++)
         CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
     CHECK_EQ(SHMS_OK, put_for("b", FIRST));
-    leave(0);
+    detach(0);
     CHECK(!all_may_go());
-    leave(1);
+    detach(1);
     CHECK(all_may_go()); /* three others are alive and have not read */
     CHECK_EQ(SHMS_OK, put_for("c", THIRD));
     die_as(0);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 3));
     CHECK(!all_may_go()); /* the dead and the retired answer for nobody */
-    leave(4);
+    detach(4);
     CHECK(all_may_go());
     die_as(4);
     CHECK_EQ(SHMS_OK, put_for("d", THIRD));

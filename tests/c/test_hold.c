@@ -1,34 +1,16 @@
 /* test_hold.c - a held lease ends when the writer ends it, and not before. */
-#include "store/batch.h"
-#include "support.h"
+#include "fixture.h"
 
-static shms_writer *w;
-static shms_reader *readers[2];
-static const char *name;
+static void begin(void) { open_store("hold", (shms_options){.capacity = 1024, .n_readers = 2}, 2); }
 
-static void attach(void) {
+static void detach_all(void) {
     for (uint32_t r = 0; r < 2; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
+        detach(r);
 }
 
-static void begin(void) {
-    shms_options o = {.capacity = 1024, .n_readers = 2};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("hold"), &o));
-    attach();
-}
-
-static void detach(void) {
-    for (uint32_t r = 0; r < 2; r++) {
-        shms_reader_close(readers[r]);
-        shms_reader_free(readers[r]);
-    }
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    detach();
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+static void attach_all(void) {
+    for (uint32_t r = 0; r < 2; r++)
+        attach(r);
 }
 
 /* Each rank reads the object, twice. */
@@ -42,7 +24,6 @@ static void read_all(const uint8_t *ref) {
 
 /* A put that needs the room of the only object. */
 static int put_another(void) {
-    uint8_t ref[SHMS_REF_SIZE];
     int rc = put_marked(w, "other", 900, 8, ref);
     if (rc == SHMS_OK)
         CHECK_EQ(1, shms_writer_cancel(w, ref));
@@ -50,17 +31,16 @@ static int put_another(void) {
 }
 
 TEST(neither_reading_nor_releasing_ends_it) {
-    uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     CHECK_EQ(1, verb_hold(w, ref));
     read_all(ref);
     CHECK_EQ(SHMS_EFULL, put_another());
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
-    detach(); /* nobody is expected any more */
+    detach_all(); /* nobody is expected any more */
     CHECK_EQ(SHMS_EFULL, put_another());
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    attach(); /* an attached rank may still read it */
+    attach_all(); /* an attached rank may still read it */
     read_all(ref);
     CHECK_EQ(1, verb_hold(w, ref)); /* twice is once */
     CHECK_EQ(1, shms_writer_cancel(w, ref));
@@ -72,7 +52,6 @@ TEST(neither_reading_nor_releasing_ends_it) {
 }
 
 TEST(it_can_begin_after_all_have_read) {
-    uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     read_all(ref);
@@ -84,7 +63,7 @@ TEST(it_can_begin_after_all_have_read) {
 }
 
 TEST(the_next_lease_of_its_entry_is_an_ordinary_one) {
-    uint8_t ref[SHMS_REF_SIZE], next[SHMS_REF_SIZE];
+    uint8_t next[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     CHECK_EQ(1, verb_hold(w, ref));
@@ -96,7 +75,6 @@ TEST(the_next_lease_of_its_entry_is_an_ordinary_one) {
 }
 
 TEST(it_survives_recovery) {
-    uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     CHECK_EQ(1, verb_hold(w, ref));
@@ -110,26 +88,22 @@ TEST(it_survives_recovery) {
 }
 
 TEST(no_sweep_for_free_entries_ends_it) {
-    shms_options o = {.capacity = 1 << 14, .n_readers = 2, .max_objects = 16};
-    uint8_t ref[SHMS_REF_SIZE], other[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("sweep"), &o));
-    attach();
+    uint8_t other[SHMS_REF_SIZE];
+    open_store("sweep", (shms_options){.capacity = 1 << 14, .n_readers = 2, .max_objects = 16}, 2);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     CHECK_EQ(1, verb_hold(w, ref));
     read_all(ref);
     CHECK_EQ(SHMS_OK, put_marked(w, "other", 512, 8, NULL));
     while (verb_hit(w, "other", 5, other) == SHMS_OK)
         continue;
-    detach(); /* all others are over now, and the next hit finds them */
+    detach_all(); /* all others are over now, and the next hit finds them */
     CHECK_EQ(SHMS_OK, verb_hit(w, "other", 5, other));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
-    attach();
     end();
 }
 
 TEST(a_batch_opens_and_undoes_it) {
     shms_batch b = {0};
-    uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, NULL));
     CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 0, 1));
@@ -147,7 +121,6 @@ TEST(a_batch_opens_and_undoes_it) {
 }
 
 TEST(a_reference_is_compared_with_its_object) {
-    uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     CHECK_EQ(1, shms_writer_validate(w, ref, NULL, 0));

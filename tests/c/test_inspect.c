@@ -50,8 +50,7 @@ static void start(const char *name, const char *label, int times) {
 static void end(void) {
     shms_step_hook = NULL;
     shms_inspector_free(inspector);
-    CHECK_EQ(0, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 TEST(a_slot_that_is_replaced_during_a_read_is_read_again) {
@@ -195,6 +194,5 @@ TEST(a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it) {
     kill(child, SIGKILL);
     CHECK_EQ(1000 + SIGKILL, reap(child));
     shms_reader_free(r);
-    CHECK_EQ(0, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end_writer(w);
 }

@@ -58,9 +58,7 @@ static void settle(void) {
     views_are_whole();
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     for (int i = 0; i < 12; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "n%d", i);
-        int rc = put_marked(w, key, (uint64_t)UNIT * (uint64_t)(i % 4), 99, NULL);
+        int rc = put_marked(w, key_of("n", i), (uint64_t)UNIT * (uint64_t)(i % 4), 99, NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
         views_are_whole();
     }
@@ -78,9 +76,7 @@ static void settle(void) {
     if (second)
         shms_reader_free(second);
     CHECK_EQ(SHMS_OK, put_marked(w, "all", (UNITS - 1) * UNIT, 5, NULL)); /* nothing is held any more */
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 static void intrude(const char *label) {
@@ -172,7 +168,6 @@ static void r_close(void) { /* with a live view: the rank's lock stays, the prom
 }
 static void r_replace(void) { /* rank 0 detaches and attaches again: older leases do not expect it */
     r_view_release();
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_reader_free(r);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     owed = false;
@@ -293,8 +288,7 @@ static uint64_t a_first_attachment_is_no_death(void (*whole)(void), void (*other
         }
         CHECK_EQ(SHMS_OK, shms_writer_valid(w));
         shms_reader_free(second);
-        CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-        shms_writer_free(w);
+        end_writer(w);
         if (step < at_step)
             return n;
     }

@@ -4,34 +4,19 @@
  */
 #include <pthread.h>
 
-#include "support.h"
+#include "fixture.h"
 
 #define KIB (UINT64_C(1) << 10)
 
-static shms_writer *w;
-static shms_reader *r;
-static const char *name;
-static uint8_t ref[SHMS_REF_SIZE];
 static shms_refusal why;
 static uint32_t image, encoder;
 
 static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
-    shms_options o = {.capacity = capacity, .n_readers = 2, .max_objects = max_objects, .flags = flags};
-    name = store_name("kinds");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("kinds",
+               (shms_options){.capacity = capacity, .n_readers = 2, .max_objects = max_objects, .flags = flags}, 1);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     image = (uint32_t)shms_writer_kind(w, "image", 5);
     encoder = (uint32_t)shms_writer_kind(w, "encoder", 7);
-}
-
-static void end(void) {
-    shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_reader_close(r);
-    shms_reader_free(r);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
 }
 
 /* Puts an object of `size` bytes, key included, which is held. */
@@ -45,7 +30,7 @@ static int put(uint64_t i, uint64_t size, uint32_t kind) {
 
 static void put_free(uint64_t i, uint64_t size, uint32_t kind) {
     CHECK_EQ(SHMS_OK, put(i, size, kind));
-    CHECK_EQ(1, shms_reader_release(r, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
 }
 
 static int there(uint64_t i) {
@@ -122,7 +107,7 @@ static void every_way_in_and_out_is_counted(uint32_t flags) {
     CHECK_EQ(SHMS_OK, put(4, 8 * KIB, encoder));
     CHECK_EQ(1, shms_writer_delete(w, "k0000004", 8));
     has(encoder, 8 * KIB, 1); /* a reader has not read it yet */
-    CHECK_EQ(1, shms_reader_release(r, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
     put_free(5, 64 * KIB, image); /* evicts all */
     has(image, 64 * KIB, 1);
     has(encoder, 0, 0);
@@ -289,7 +274,7 @@ TEST(a_kind_whose_own_are_held_is_refused) {
     CHECK_EQ(0, why.kept);
     has(encoder, 16 * KIB, 4);
     put_free(10, 4 * KIB, image); /* there is room for others */
-    CHECK_EQ(1, shms_reader_release(r, refs[1]));
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[1]));
     CHECK_EQ(SHMS_EQUOTA, put(9, 8 * KIB, encoder)); /* two must go, and one may: none goes */
     CHECK_EQ(12 * KIB, why.held[0]);
     CHECK_EQ(0, evictions());
@@ -329,7 +314,8 @@ TEST(a_refusal_is_remembered_until_something_changes) {
     CHECK_EQ(0, looks);
     CHECK_EQ(N * KIB, why.held[0]);
     shms_step_hook = NULL;
-    CHECK_EQ(1, shms_reader_release(r, refs[N / 2])); /* the reader's own word: the writer learns it by a poll */
+    CHECK_EQ(1,
+             shms_reader_release(readers[0], refs[N / 2])); /* the reader's own word: the writer learns it by a poll */
     CHECK_EQ(SHMS_EQUOTA, put(N, 2 * KIB, encoder));
     CHECK_EQ(SHMS_OK, put(N, KIB, encoder));
     CHECK_EQ(0, there(N / 2));
@@ -371,7 +357,7 @@ TEST(a_refusal_ends_with_its_quota) {
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
     for (uint64_t i = 0; i < 8; i++)
         CHECK_EQ(SHMS_OK, put(i, KIB, encoder));
-    CHECK_EQ(1, shms_reader_release(r, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
     for (int i = 0; i < 3; i++)
         CHECK_EQ(SHMS_EQUOTA, put(9, 3 * KIB, encoder));
     CHECK_EQ(KIB, why.longest);
@@ -392,12 +378,12 @@ TEST(nothing_goes_for_a_put_that_finds_no_place) {
         CHECK_EQ(SHMS_OK, put(i, 4 * KIB, i % 2 ? image : encoder));
         memcpy(refs[i], ref, sizeof ref);
         if (i % 2 == 0)
-            CHECK_EQ(1, shms_reader_release(r, ref));
+            CHECK_EQ(1, shms_reader_release(readers[0], ref));
     }
     CHECK_EQ(SHMS_EFULL, put(9, 8 * KIB, encoder));
     CHECK_EQ(0, evictions());
     has(encoder, 16 * KIB, 4);
-    CHECK_EQ(1, shms_reader_release(r, refs[5]));
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
     CHECK_EQ(SHMS_OK, put(9, 8 * KIB, encoder)); /* 0 and 2 go for the quota; 4, 5 or 5, 6 for the place */
     CHECK_EQ(0, there(0) + there(2) + there(5));
     CHECK_EQ(1, there(4) + there(6));
@@ -501,7 +487,7 @@ TEST(others_may_delete_and_use_what_is_chosen) {
         int rc = put(below(&seed, 3000), 128 + 64 * below(&seed, i % 50 ? 20 : 2000), below(&seed, 3));
         CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS);
         if (rc == SHMS_OK)
-            CHECK_EQ(1, shms_reader_release(r, ref));
+            CHECK_EQ(1, shms_reader_release(readers[0], ref));
         CHECK(info(encoder).bytes <= 300 * KIB);
         if (i % 500 == 0)
             CHECK_EQ(SHMS_OK, shms_writer_valid(w));
@@ -537,7 +523,7 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
             break;
         default:
             if (held[i])
-                shms_reader_release(r, refs[i]);
+                shms_reader_release(readers[0], refs[i]);
             held[i] = false;
             int rc = put(i, size, kind);
             CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS || rc == SHMS_EQUOTA || rc == SHMS_EFULL);
@@ -545,7 +531,7 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
             if (rc == SHMS_OK) {
                 memcpy(refs[i], ref, sizeof ref);
                 if (!(held[i] = below(&seed, 3) == 0))
-                    CHECK_EQ(1, shms_reader_release(r, ref));
+                    CHECK_EQ(1, shms_reader_release(readers[0], ref));
             }
         }
         for (uint32_t k = 2; k < 4; k++)

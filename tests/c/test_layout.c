@@ -157,8 +157,7 @@ TEST(the_example_of_the_header_is_true_byte_for_byte) {
     CHECK_EQ(128, shms_span(s->length));
     CHECK_EQ(1 | UINT64_C(2) << 32, s->head);
     CHECK_EQ(256, w->seg.writer->hand);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 /* Bookkeeping of n objects a writer: the segment's as it reports it, a writer's heap as the sum of its parts. */
@@ -184,8 +183,7 @@ static void books_stay_within(uint32_t n, uint32_t readers, uint32_t writers) {
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
     CHECK_EQ(control, stats.control_bytes);
     CHECK_EQ(heap + shms_ghosts_memory(n), stats.heap_bytes); /* ghosts take memory as keys are evicted */
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 TEST(an_object_s_books_stay_within_256_bytes_4_a_rank_and_16_a_writer) {
@@ -213,15 +211,11 @@ static void make_victim(void) {
     victim = store_name("victim");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, victim, &o));
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, victim, 0, NULL));
-    for (int i = 0; i < 5; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "k%d", i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 300, (uint64_t)i, ref));
-    }
+    for (int i = 0; i < 5; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 300, (uint64_t)i, ref));
     CHECK_EQ(SHMS_OK, put_marked(w, "cached", 300, 9, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "k1", 2));
     CHECK_EQ(1, shms_writer_delete(w, "cached", 6));
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_reader_free(r);
     file_size = w->seg.layout.file_size;
     shms_writer_close(w, 0);
@@ -376,8 +370,7 @@ static void *create_and_close(void *name) {
     for (int i = 0; i < 2000; i++) {
         shms_writer *w;
         CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-        shms_writer_close(w, 1);
-        shms_writer_free(w);
+        end_writer(w);
     }
     created_all = 1;
     return NULL;
@@ -428,8 +421,7 @@ TEST(a_segment_that_lost_its_reservation_gets_it_back) {
     CHECK_EQ(1, shms_writer_has(w, "k", 1));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     close(fd);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 TEST(a_refused_recovery_leaves_the_name_of_the_dead_writers_segment) {

@@ -30,8 +30,7 @@ TEST(rounding_gives_the_options_of_a_store_made_with_them) {
     CHECK_EQ(has.max_object_size, o.max_object_size);
     CHECK_EQ(has.max_objects, o.max_objects);
     CHECK_EQ(SHMS_FIFO | SHMS_EPHEMERAL, o.flags);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
     o.capacity = 0;
     CHECK_EQ(SHMS_EINVAL, shms_options_round(&o));
 }
@@ -63,8 +62,7 @@ TEST(a_store_of_other_options_stays_as_it_was) {
     shms_expected same = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &ephemeral};
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, &same));
     CHECK_EQ(1, shms_writer_has(w, "a", 1));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
     close(fd);
     free(before);
     free(after);
@@ -85,8 +83,7 @@ TEST(a_reader_sees_each_takeover_once_and_a_removal) {
         CHECK_EQ(epoch, shms_reader_took_over(r));
     }
     CHECK_EQ(1, shms_reader_named(r));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
     CHECK_EQ(0, shms_reader_named(r));
     w = leave(name, &asked);
     CHECK_EQ(0, shms_reader_named(r));
@@ -94,8 +91,7 @@ TEST(a_reader_sees_each_takeover_once_and_a_removal) {
     CHECK_EQ(0, shms_reader_writer_epoch(NULL));
     CHECK_EQ(0, shms_reader_took_over(NULL));
     CHECK_EQ(SHMS_ECLOSED, shms_reader_named(NULL));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 TEST(a_watch_tells_of_a_file_and_of_the_end_of_a_creation) {
@@ -117,8 +113,7 @@ TEST(a_watch_tells_of_a_file_and_of_the_end_of_a_creation) {
     CHECK_EQ(1, shms_watch_read(watch, name));
     shms_segment_unlink(&seg);
     shms_segment_close(&seg);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
     shms_watch_close(&watch);
     shms_watch_close(&watch);
     CHECK_EQ(SHMS_ESYS, shms_watch_read(wait.fd, name));

@@ -46,8 +46,7 @@ static void a_view_taken_from_a_dead_writer_stays_valid(const char *label, int n
     CHECK_EQ(SHMS_OK, put_marked(w, "all", (UNITS - 1) * SHMS_ALIGN, 1, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     shms_reader_free(r);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 TEST(a_view_is_valid_before_whatever_step_the_writer_died) {

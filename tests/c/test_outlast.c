@@ -44,7 +44,6 @@ static void a_writer_that_finished_and_then_died_leaves_a_stale_reference(const 
     shms_view *v = meet(name, &reader, SHMS_FREE, &code);
     CHECK(v == NULL);
     CHECK(code == SHMS_ESTALE);
-    shms_reader_close(reader);
     shms_reader_free(reader);
     shms_segment_unlink(&writer->seg);
     shms_writer_free(writer);
@@ -64,11 +63,9 @@ static void an_object_whose_eviction_died_is_whole_and_survives_recovery(const c
     shms_view_release(v);
     CHECK(verb_put(successor, "l", 1, "m", 1, 512, NULL, 0, ref) == SHMS_OK);
     CHECK(shms_writer_valid(successor) == SHMS_OK);
-    shms_reader_close(reader);
     shms_reader_free(reader);
     shms_writer_free(writer);
-    shms_writer_close(successor, 1);
-    shms_writer_free(successor);
+    end_writer(successor);
 }
 
 TEST(a_reader_outlasts_a_writer_that_dies_as_it_is_probed) {

@@ -98,8 +98,7 @@ static void run(uint64_t k, bool replaced, bool first_life) {
     if (replaced)
         shms_reader_free(heir);
     shms_reader_free(other);
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 TEST(a_dead_reader_leaves_no_pin_and_no_lease) {

@@ -100,9 +100,7 @@ TEST(no_bit_of_a_reference_can_be_changed) {
     CHECK_EQ(0, shms_reader_release(r, ref));
     CHECK_EQ(1, shms_writer_cancel(w, first));
     CHECK_EQ(0, shms_writer_cancel(w, first));
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_reader_free(r);
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end_writer(w);
     CHECK_EQ(0, store_names_left());
 }

@@ -3,29 +3,13 @@
  */
 #include <pthread.h>
 
-#include "support.h"
+#include "fixture.h"
 
 #define MIB (UINT64_C(1) << 20)
 
-static shms_writer *w;
-static shms_reader *r;
-static const char *name;
-static uint8_t ref[SHMS_REF_SIZE];
-
 static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
-    shms_options o = {.capacity = capacity, .n_readers = 1, .max_objects = max_objects, .flags = flags};
-    name = store_name("search");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
-}
-
-static void end(void) {
-    shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_reader_close(r);
-    shms_reader_free(r);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    open_store("search",
+               (shms_options){.capacity = capacity, .n_readers = 1, .max_objects = max_objects, .flags = flags}, 1);
 }
 
 /* Puts an object whose bytes are not written: only its place matters. */
@@ -39,7 +23,7 @@ static int put_sized(const char *prefix, uint64_t i, uint64_t size) {
 
 static void put_and_release(const char *prefix, uint64_t i, uint64_t size) {
     CHECK_EQ(SHMS_OK, put_sized(prefix, i, size));
-    CHECK_EQ(1, shms_reader_release(r, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
 }
 
 /* ---- where objects are placed ---- */
@@ -57,8 +41,7 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
         put_and_release("large", i, large);
     CHECK_EQ(0, w->seg.writer->counters[SHMS_C(refusals)]);
     for (uint32_t i = 0; i < n; i++) { /* the small ones are still there */
-        char key[32];
-        snprintf(key, sizeof key, "small%u", i);
+        const char *key = key_of("small", i);
         CHECK_EQ(1, shms_writer_has(w, key, (uint32_t)strlen(key)));
     }
     end();
@@ -76,8 +59,7 @@ TEST(a_store_of_small_objects_alone_is_filled_with_them) {
         put_and_release("more", i, 256);
         if (i == n)
             for (uint64_t k = 0; k < n / 2; k++) {
-                char key[32];
-                snprintf(key, sizeof key, "k%llu", (unsigned long long)k);
+                const char *key = key_of("k", k);
                 CHECK_EQ(0, shms_writer_has(w, key, (uint32_t)strlen(key)));
             }
     }
@@ -215,7 +197,7 @@ TEST(a_slot_is_found_however_long_it_takes) {
     }
     CHECK_EQ(SHMS_OK, verb_reserve(w, "new", 3, NULL, 0, 64, &t));
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    r = NULL;
+    readers[0] = NULL;
     end();
 }
 
@@ -265,7 +247,7 @@ TEST(the_copy_of_metadata_does_not_hold_the_mutex) {
     CHECK_EQ(SHMS_OK, verb_put(w, "k", 1, meta, sizeof meta, 0, NULL, 0, ref));
     shms_step_hook = NULL;
     CHECK_EQ(2, others_waited); /* the metadata, and the empty payload */
-    shms_view *v = view_of(r, ref);
+    shms_view *v = view_of(readers[0], ref);
     CHECK(v && v->meta_len == sizeof meta && !memcmp(v->meta, meta, sizeof meta));
     shms_view_release(v);
     end();
@@ -333,11 +315,10 @@ TEST(a_large_eviction_yields_to_waiting_threads) {
         for (uint64_t k = 0; k < 5000; k++) {
             CHECK_EQ(SHMS_OK, put_sized("k", i << 20 | k, 64));
             if (k % 2) { /* deleted and held, so it has no key any more */
-                char key[32];
-                snprintf(key, sizeof key, "k%llu", (unsigned long long)(i << 20 | k));
+                const char *key = key_of("k", (i << 20 | k));
                 CHECK_EQ(1, shms_writer_delete(w, key, (uint32_t)strlen(key)));
             }
-            CHECK_EQ(1, shms_reader_release(r, ref));
+            CHECK_EQ(1, shms_reader_release(readers[0], ref));
         }
         shms_step_hook = count_yields_of_an_eviction;
         put_and_release("large", i, MIB - 4096);
@@ -363,7 +344,7 @@ TEST(a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended) {
             memcpy(first, ref, sizeof first);
     }
     CHECK(n > 50000);
-    CHECK_EQ(1, shms_reader_release(r, first)); /* one of them all has ended */
+    CHECK_EQ(1, shms_reader_release(readers[0], first)); /* one of them all has ended */
     int tries = 1;
     looks = 0;
     shms_step_hook = count_looks;
@@ -381,7 +362,7 @@ TEST(entries_of_complete_leases_are_found_before_none_is_free) {
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* never read */
     for (uint64_t i = 0; i < 20000; i++) {
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
-        CHECK_EQ(1, shms_reader_release(r, ref));
+        CHECK_EQ(1, shms_reader_release(readers[0], ref));
     }
     end();
 }
@@ -396,11 +377,11 @@ TEST(a_hand_out_after_the_survey_keeps_a_large_object) {
     memcpy(large, ref, sizeof large);
     for (uint64_t i = 0; put_sized("after", i, 4000) == SHMS_OK; i++) {
     }
-    CHECK_EQ(1, shms_reader_release(r, large));
+    CHECK_EQ(1, shms_reader_release(readers[0], large));
     CHECK_EQ(SHMS_EFULL, put_sized("larger", 0, 300000)); /* surveys: 200,000 bytes may go */
     CHECK_EQ(SHMS_OK, verb_hit(w, "large0", 6, large));
     CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
-    shms_view *v = view_of(r, large);
+    shms_view *v = view_of(readers[0], large);
     CHECK(v);
     CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
     shms_view_release(v);
@@ -460,7 +441,7 @@ TEST(a_process_that_dies_before_it_has_attached_holds_nothing) {
         if (i != PINNED && i != GAP)
             CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));
     }
-    shms_reader_close(r);
+    shms_reader_close(readers[0]);
     CHECK_EQ(1, shms_writer_delete(w, "k110", 4));
     memcpy(ref, pinned, sizeof ref);
     dies(a_process(true));
@@ -478,7 +459,7 @@ TEST(a_process_that_dies_before_it_has_attached_holds_nothing) {
 TEST(leases_without_a_live_rank_do_not_exhaust_the_entries) {
     begin(MIB, 64, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
-    shms_reader_close(r);
+    shms_reader_close(readers[0]);
     dies(a_process(true));
     for (uint64_t i = 0; i < 5 * w->leases.n_entries; i++)
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
@@ -501,7 +482,7 @@ TEST(leases_that_are_complete_at_their_commit_are_found) {
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     CHECK_EQ(SHMS_OK, verb_protect(w, "k0", 2));
     dies(a_process(true));
-    r = NULL;
+    readers[0] = NULL;
     CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* a poll has seen it */
     for (;; n++) {
         snprintf(key, sizeof key, "t%u", n);
@@ -548,10 +529,10 @@ TEST(a_close_waits_for_the_end_of_a_search) {
             if (i == 3500)
                 memcpy(middle, ref, sizeof middle);
             else
-                CHECK_EQ(1, shms_reader_release(r, ref));
+                CHECK_EQ(1, shms_reader_release(readers[0], ref));
         }
         CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 16384)); /* every zone is surveyed now */
-        CHECK_EQ(1, shms_reader_release(r, middle));
+        CHECK_EQ(1, shms_reader_release(readers[0], middle));
         closing = false;
         shms_step_hook = close_meanwhile;
         shms_ticket t;
@@ -559,8 +540,7 @@ TEST(a_close_waits_for_the_end_of_a_search) {
         shms_step_hook = NULL;
         pthread_join(closer, NULL);
         CHECK_EQ(SHMS_ECLOSED, verb_commit(w, &t, NULL));
-        shms_reader_close(r);
-        shms_reader_free(r);
+        shms_reader_free(readers[0]);
         shms_writer_free(w);
     }
 }

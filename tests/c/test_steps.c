@@ -253,9 +253,7 @@ static void nothing_is_lost(shms_writer *w, const state *before, const state *af
 /* Rank 0 has never attached, so every open lease still expects it. New puts must not evict what it is promised. */
 static void promises_are_kept(shms_writer *w, const state *before, const state *after) {
     for (int i = 0; i < 60; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "new%d", i);
-        int rc = put_marked(w, key, 64 * (uint64_t)(1 + i % 7), 1, NULL);
+        int rc = put_marked(w, key_of("new", i), 64 * (uint64_t)(1 + i % 7), 1, NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
     }
     shms_reader *r;
@@ -308,8 +306,7 @@ static void run(uint64_t k, bool all_succeed, uint64_t *recoveries) {
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     nothing_is_lost(w, before, after);
     promises_are_kept(w, before, after);
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 /* Kills at every k of the script. Returns how many steps it had. */

@@ -12,11 +12,7 @@ static shms_writer *make(const char *name, uint64_t capacity, uint32_t n_readers
     return w;
 }
 
-static void end(shms_writer *w) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
-}
+static void end(shms_writer *w) { end_writer(w); }
 
 static shms_reader *attach(const char *name, uint32_t rank) {
     shms_reader *r = NULL;
@@ -24,10 +20,7 @@ static shms_reader *attach(const char *name, uint32_t rank) {
     return r;
 }
 
-static void detach(shms_reader *r) {
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
-    shms_reader_free(r);
-}
+static void detach(shms_reader *r) { shms_reader_free(r); }
 
 static shms_stats stats_of(shms_writer *w) {
     shms_stats s;
@@ -100,8 +93,7 @@ TEST(unlinking_never_removes_a_namesake) {
     snprintf(path, sizeof path, "/%s", name);
     CHECK(shm_unlink(path) == 0);
     heir = make(name, 4096, 1, 0);
-    CHECK_EQ(SHMS_OK, shms_writer_close(old, 1));
-    shms_writer_free(old);
+    end_writer(old);
     detach(attach(name, 0));
     end(heir);
 }
@@ -372,9 +364,7 @@ TEST(a_view_outlives_close_and_keeps_its_rank) {
     shms_view_release(v2);
     CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0, NULL));
     for (int i = 0; i < 50; i++) { /* the ring wraps, the view stays */
-        char key[16];
-        snprintf(key, sizeof key, "k%d", i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 700, (uint64_t)i, NULL));
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 700, (uint64_t)i, NULL));
         CHECK(filled(v->payload, 1000, 7));
     }
     shms_reader_free(r); /* a garbage collector may free the two in any order */

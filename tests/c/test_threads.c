@@ -164,11 +164,9 @@ TEST(threads_of_all_sides_read_whole_objects) {
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
     CHECK(stats.counters.evictions > 500 && gets > 500 && hits > 100 && stale > 0);
     for (int r = 0; r < RANKS; r++) {
-        shms_reader_close(readers[r]);
         shms_reader_free(readers[r]);
     }
     a_protection_ends_while_others_begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "all", (32 << 10) - SHMS_ALIGN, 1, NULL)); /* nothing is held any more */
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end_writer(w);
 }

@@ -18,11 +18,8 @@ static void begin(void) {
 
 static void end(void) {
     shms_inspector_free(inspector);
-    for (int i = 0; i < WRITERS; i++) {
-        CHECK_EQ(SHMS_OK, shms_writer_valid(writers[i]));
-        shms_writer_close(writers[i], 1);
-        shms_writer_free(writers[i]);
-    }
+    for (int i = 0; i < WRITERS; i++)
+        end_writer(writers[i]);
 }
 
 /* Figures that all differ, also from those of another seed. */

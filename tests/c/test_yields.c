@@ -90,11 +90,8 @@ enum { FRESH = 10 };
 /* First it takes away what the visitor would come to next, and puts anything else into its slot. */
 static void put_fresh(void) {
     deleted = (uint64_t)shms_writer_delete(w, coming, (uint32_t)strlen(coming));
-    for (int i = 0; i < FRESH; i++) {
-        char text[16];
-        snprintf(text, sizeof text, "f%d", i);
-        CHECK_EQ(SHMS_OK, put_marked(w, text, 1, 2, NULL));
-    }
+    for (int i = 0; i < FRESH; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("f", i), 1, 2, NULL));
 }
 
 TEST(a_clear_lets_others_in_and_leaves_what_they_put) {
