@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/prctl.h>
 
 #define NAMES 64
@@ -108,4 +109,80 @@ int reap(pid_t pid) {
     while (waitpid(pid, &status, 0) < 0)
         CHECK(errno == EINTR);
     return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static uint64_t fatal;
+static const char *fatal_label;
+uint64_t steps;
+
+static void count_and_die(const char *label) {
+    if (fatal_label && strcmp(label, fatal_label))
+        return;
+    if (++steps == fatal)
+        kill(getpid(), SIGKILL);
+}
+
+static void die_as_of(uint64_t number, const char *label) {
+    fatal = number;
+    fatal_label = label;
+    steps = 0;
+    shms_step_hook = count_and_die;
+}
+
+void die_at_step(uint64_t number) { die_as_of(number, NULL); }
+void die_before(const char *label, int nth) { die_as_of((uint64_t)nth, label); }
+
+bool killed_at(uint64_t number, void (*script)(void)) {
+    pid_t child = fork_child();
+    if (child == 0) {
+        die_at_step(number);
+        script();
+        _exit(0);
+    }
+    int how = reap(child);
+    CHECK(how == 0 || how == 1000 + SIGKILL);
+    return how != 0;
+}
+
+void rank_dies(const char *name, uint32_t rank) {
+    shms_reader *r;
+    pid_t child = fork_child();
+    if (child == 0) {
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank, NULL));
+        kill(getpid(), SIGKILL);
+    }
+    reap_killed(child);
+}
+
+static shms_writer *asked;
+static pthread_t asker;
+static _Atomic bool asking;
+static uint32_t last_handovers;
+uint32_t yields;
+bool fresh;
+
+static void *ask(void *unused) {
+    while (asking)
+        CHECK(shms_writer_count(asked) >= 0);
+    return unused;
+}
+
+void start_asking(shms_writer *w) {
+    asked = w;
+    asking = true;
+    yields = 0;
+    CHECK_EQ(0, pthread_create(&asker, NULL, ask, NULL));
+}
+
+void stop_asking(void) {
+    asking = false;
+    CHECK_EQ(0, pthread_join(asker, NULL));
+}
+
+void count_yields(const char *label) {
+    if (strcmp(label, "W1a"))
+        return;
+    yields += !fresh && asked->handovers != last_handovers;
+    last_handovers = asked->handovers;
+    fresh = false;
 }

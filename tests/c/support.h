@@ -77,5 +77,25 @@ void *zeroed(uint64_t size);
 pid_t fork_child(void);
 /* Waits for a child. Returns its exit status, or 1000 + the signal. */
 int reap(pid_t pid);
+/* Waits for a child that is killed. */
+static inline void reap_killed(pid_t pid) { CHECK_EQ(1000 + SIGKILL, reap(pid)); }
+
+/* From now on this process counts its steps, and is killed before the one of that number; 0: it lives. */
+void die_at_step(uint64_t number);
+extern uint64_t steps;
+/* Or before the nth step of that label. */
+void die_before(const char *label, int nth);
+/* Runs a script in a process that is killed before its step `number`. False: it had fewer steps. */
+bool killed_at(uint64_t number, void (*script)(void));
+/* A process attaches as the rank, and is killed. */
+void rank_dies(const char *name, uint32_t rank);
+
+/* Another thread asks for the writer's mutex all the time, until stop_asking. */
+void start_asking(shms_writer *w);
+void stop_asking(void);
+/* A hook that counts how often it got the mutex between two steps W1a of one search; `fresh`: a new one begins. */
+void count_yields(const char *label);
+extern uint32_t yields;
+extern bool fresh;
 
 #endif

@@ -46,7 +46,6 @@ static struct promises {
         int by;
         bool open, adopted;
     } at[PROMISES];
-    uint64_t steps;
 } *promises;
 
 /* ---- views and promises ---- */
@@ -526,12 +525,7 @@ static void rank_0_dies(void) {
     shms_reader_free(r);
     r = NULL;
     all_promises_end();
-    pid_t child = fork_child();
-    if (child == 0) {
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
-        kill(getpid(), SIGKILL);
-    }
-    CHECK_EQ(1000 + SIGKILL, reap(child));
+    rank_dies(name, 0);
 }
 static void r_attaches(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL)); }
 static void r_comes_and_b_hits(void) {
@@ -755,14 +749,7 @@ static void what_the_dead_held_is_over_before_anything_slow(void) {
 
 /* ---- 1. deaths ---- */
 
-static uint64_t kill_at;
 static int to_parent[2], to_child[2];
-
-static void count_and_die(const char *label) {
-    (void)label;
-    if (++step == kill_at)
-        kill(getpid(), SIGKILL);
-}
 
 /* In the child: lets the parent act now. */
 static void meet(void) {
@@ -777,9 +764,7 @@ static bool killed(void (*script)(void), uint64_t k, void (*act)(void)) {
     CHECK(pipe(to_parent) == 0 && pipe(to_child) == 0);
     pid_t child = fork_child();
     if (child == 0) {
-        kill_at = k;
-        step = 0;
-        shms_step_hook = count_and_die;
+        die_at_step(k);
         script();
         _exit(0);
     }
@@ -798,7 +783,7 @@ static bool killed(void (*script)(void), uint64_t k, void (*act)(void)) {
 
 static uint64_t die_in_turn(void (*script)(void)) {
     uint64_t j = 1;
-    while (killed(script, j, NULL))
+    while (killed_at(j, script))
         j++;
     return j - 1;
 }
@@ -848,6 +833,7 @@ static uint64_t b_dies_anywhere(bool succeeded, bool keep) {
 }
 
 static int meetings;
+static void (*count_and_die)(const char *label);
 static void meet_at_w2(const char *label) {
     count_and_die(label);
     if (label[0] == 'W' && label[1] == '2')
@@ -855,6 +841,7 @@ static void meet_at_w2(const char *label) {
 }
 static void all_of_a(void) {
     join_a();
+    count_and_die = shms_step_hook;
     shms_step_hook = meet_at_w2;
     a_small();
     a_evict();

@@ -153,23 +153,17 @@ TEST(older_leases_do_not_expect_a_rank_that_attaches_again) {
     end();
 }
 
-static void die(const char *label) {
-    if (!strcmp(label, at))
-        kill(getpid(), SIGKILL);
-}
-
 TEST(an_unpublished_lease_of_a_dead_writer_expects_no_rank) {
     begin(0);
     shms_writer_free(w);
     pid_t child = fork_child();
     if (child == 0) {
         CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        at = "L3";
-        shms_step_hook = die;
+        die_before("L3", 1);
         put(0, refs[0]);
         _exit(1);
     }
-    CHECK_EQ(1000 + SIGKILL, reap(child));
+    reap_killed(child);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK_EQ(1, shms_writer_has(w, "a", 1));

@@ -396,7 +396,7 @@ static void a_death_ends_the_refusal(void) {
     refused();
     CHECK(refused() <= LITTLE);
     kill(child, SIGKILL);
-    CHECK_EQ(1000 + SIGKILL, reap(child));
+    reap_killed(child);
     for (int i = 0; i < 8; i++)  /* the pinned object and the promised ones, so all of them */
         CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", 200 + i), 64, 1, NULL));
     CHECK_EQ(0, shms_writer_has(w, "k4", 2));

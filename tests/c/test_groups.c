@@ -35,25 +35,6 @@ static void read_by(uint32_t r) {
     shms_view_release(v);
 }
 
-/* A process that attaches as a rank, and is killed. */
-static void die_as(uint32_t rank) {
-    int ready[2];
-    char byte;
-    CHECK(pipe(ready) == 0);
-    pid_t child = fork_child();
-    if (child == 0) {
-        shms_reader *r;
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank, NULL));
-        CHECK(write(ready[1], "", 1) == 1);
-        pause();
-    }
-    CHECK(read(ready[0], &byte, 1) == 1);
-    kill(child, SIGKILL);
-    CHECK_EQ(1000 + SIGKILL, reap(child));
-    close(ready[0]);
-    close(ready[1]);
-}
-
 static void a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(uint32_t attached) {
     static const uint32_t first[] = {0, 0, 2, 4}, last[] = {4, 1, 3, 4};
     begin(attached); /* the others have never attached */
@@ -87,12 +68,12 @@ TEST(what_the_ranks_of_other_groups_do_does_not_matter) {
     detach(1);
     CHECK(all_may_go()); /* three others are alive and have not read */
     CHECK_EQ(SHMS_OK, put_for("c", THIRD));
-    die_as(0);
+    rank_dies(name, 0);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 3));
     CHECK(!all_may_go()); /* the dead and the retired answer for nobody */
     detach(4);
     CHECK(all_may_go());
-    die_as(4);
+    rank_dies(name, 4);
     CHECK_EQ(SHMS_OK, put_for("d", THIRD));
     CHECK(all_may_go()); /* its only rank is dead */
     end();
@@ -253,11 +234,6 @@ TEST(another_lease_of_the_object_still_holds_it) {
     end();
 }
 
-static void die_at_g1(const char *label) {
-    if (strcmp(label, "G1") == 0)
-        kill(getpid(), SIGKILL);
-}
-
 TEST(a_successor_keeps_the_groups) {
     begin(0);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
@@ -267,11 +243,11 @@ TEST(a_successor_keeps_the_groups) {
         pid_t child = fork_child();
         if (child == 0) {
             CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-            shms_step_hook = killed ? NULL : die_at_g1;
+            die_before("G1", !killed);
             CHECK_EQ(1, shms_writer_assign_group(w, ref, THIRD));
             kill(getpid(), SIGKILL);
         }
-        CHECK_EQ(1000 + SIGKILL, reap(child));
+        reap_killed(child);
         CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
         CHECK_EQ(killed ? SHMS_EINVAL : 1, shms_writer_assign_group(w, ref, killed ? FIRST : ALL));
         if (!killed) {

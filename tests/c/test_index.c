@@ -19,10 +19,10 @@ static void store_key(uint32_t slot, const char *key, uint32_t len) {
     memcpy(data + slots[slot].offset, key, len);
 }
 
-static const char *key_of(uint32_t slot) { return (const char *)data + slots[slot].offset; }
+static const char *key_at(uint32_t slot) { return (const char *)data + slots[slot].offset; }
 
 static uint64_t hash_of(const shms_index *x, uint32_t slot) {
-    return shms_hash_key(x->seed, key_of(slot), shms_slot_key_len(&slots[slot]));
+    return shms_hash_key(x->seed, key_at(slot), shms_slot_key_len(&slots[slot]));
 }
 
 /* Few different bytes and many lengths: keys are prefixes of one another, and return after their removal. Their homes
@@ -39,7 +39,7 @@ static uint32_t draw(const shms_index *x, uint64_t *seed, char *key) {
 
 static uint32_t find(const char *key, uint32_t len) {
     for (uint32_t i = 0; i < N; i++)
-        if (in_table[i] && shms_slot_key_len(&slots[i]) == len && !memcmp(key_of(i), key, len))
+        if (in_table[i] && shms_slot_key_len(&slots[i]) == len && !memcmp(key_at(i), key, len))
             return i;
     return SHMS_NONE;
 }
@@ -108,7 +108,7 @@ TEST(any_adds_and_removals_find_what_a_linear_search_finds) {
             CHECK_EQ(SHMS_OK, shms_index_valid(&x));
             counts_are_right(&x);
             if (in_table[slot])
-                CHECK_EQ(slot, shms_index_find(&x, hash_of(&x, slot), key_of(slot), shms_slot_key_len(&slots[slot])));
+                CHECK_EQ(slot, shms_index_find(&x, hash_of(&x, slot), key_at(slot), shms_slot_key_len(&slots[slot])));
         }
         CHECK(full > ROUNDS / 16 && hits > ROUNDS / 100); /* the table was nearly full, and keys returned */
         CHECK(far > ROUNDS / 100);                        /* keys have passed two lines, and the end */

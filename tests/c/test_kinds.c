@@ -424,32 +424,12 @@ TEST(a_quota_may_change) {
 
 /* ---- threads ---- */
 
-static _Atomic int asking;
-static void *ask(void *arg) {
-    (void)arg;
-    while (asking)
-        CHECK(shms_writer_count(w) >= 0);
-    return NULL;
-}
-
-static uint32_t yields, last_handovers;
-static bool fresh;
-static void count_yields(const char *label) {
-    if (strcmp(label, "W1a"))
-        return;
-    yields += !fresh && w->handovers != last_handovers;
-    last_handovers = w->handovers;
-    fresh = false;
-}
-
 TEST(a_choice_yields_to_waiting_threads) {
-    pthread_t thread;
     begin(KIB * KIB, 4096, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 512 * KIB));
     for (uint64_t i = 0; i < 512; i++)
         CHECK_EQ(SHMS_OK, put(i, KIB, encoder));
-    asking = 1;
-    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    start_asking(w);
     shms_step_hook = count_yields;
     for (int i = 0; i < 3000 && yields < 20; i++) {
         fresh = true;
@@ -458,14 +438,15 @@ TEST(a_choice_yields_to_waiting_threads) {
     }
     shms_step_hook = NULL;
     CHECK(yields >= 20);
-    asking = 0;
-    pthread_join(thread, NULL);
+    stop_asking();
     end();
 }
 
+static _Atomic bool deleting;
+
 static void *delete_some(void *arg) {
     uint64_t seed = (uintptr_t)arg;
-    while (asking) {
+    while (deleting) {
         char key[16];
         snprintf(key, sizeof key, "k%07llu", (unsigned long long)below(&seed, 3000));
         shms_writer_delete(w, key, 8);
@@ -480,7 +461,7 @@ TEST(others_may_delete_and_use_what_is_chosen) {
     uint64_t seed = 5;
     begin(600 * KIB, 4096, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 300 * KIB));
-    asking = 1;
+    deleting = true;
     for (uintptr_t i = 0; i < 2; i++)
         CHECK_EQ(0, pthread_create(&threads[i], NULL, delete_some, (void *)(i + 1)));
     for (int i = 0; i < 20000; i++) {
@@ -492,7 +473,7 @@ TEST(others_may_delete_and_use_what_is_chosen) {
         if (i % 500 == 0)
             CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     }
-    asking = 0;
+    deleting = false;
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
     end();

@@ -6,14 +6,6 @@
 
 enum { UNITS = 16, SIZE = 3 * SHMS_ALIGN };
 
-static const char *die_before;
-static int countdown;
-
-static void die(const char *label) {
-    if (!strcmp(label, die_before) && --countdown == 0)
-        kill(getpid(), SIGKILL);
-}
-
 /* The child's writer dies before the n-th `label` of a put that evicts two objects. */
 static void a_view_taken_from_a_dead_writer_stays_valid(const char *label, int n, bool gone) {
     const char *name = store_name("orphan");
@@ -23,13 +15,11 @@ static void a_view_taken_from_a_dead_writer_stays_valid(const char *label, int n
     pid_t child = fork_child();
     if (child == 0) {
         CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        die_before = label;
-        countdown = n;
-        shms_step_hook = die;
+        die_before(label, n);
         put_marked(w, "new", 2 * SIZE, 9, NULL);
         _exit(0);
     }
-    CHECK_EQ(1000 + SIGKILL, reap(child));
+    reap_killed(child);
     shms_view *v = view_of(r, refs[0]);
     CHECK_EQ(gone, v == NULL);
     CHECK_EQ(!gone, shms_reader_validate(r, refs[0]));

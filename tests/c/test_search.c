@@ -253,37 +253,11 @@ TEST(the_copy_of_metadata_does_not_hold_the_mutex) {
     end();
 }
 
-/* A thread that hits a key repeatedly while the other thread searches, evicts or sweeps. */
-static _Atomic int asking;
-
-static void *ask(void *arg) {
-    (void)arg;
-    while (asking) {
-        CHECK_EQ(0, shms_writer_has(w, "nothing", 7));
-        CHECK(shms_writer_count(w) >= 0);
-    }
-    return NULL;
-}
-
-static uint32_t yields, last_handovers;
-static bool fresh;
-
-/* A thread got the mutex between two steps of one search. */
-static void count_yields(const char *label) {
-    if (strcmp(label, "W1a"))
-        return;
-    yields += !fresh && w->handovers != last_handovers;
-    last_handovers = w->handovers;
-    fresh = false;
-}
-
 TEST(a_search_yields_to_waiting_threads) {
-    pthread_t thread;
     begin(64 * MIB, 60000, 0);
     for (uint64_t i = 0; i < 50000; i++)
         CHECK_EQ(SHMS_OK, put_sized("k", i, 1000));
-    asking = 1;
-    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    start_asking(w);
     shms_step_hook = count_yields;
     for (int i = 0; i < 1000 && yields < 50; i++) { /* the other thread may not run for a while */
         fresh = true;
@@ -292,12 +266,13 @@ TEST(a_search_yields_to_waiting_threads) {
     }
     shms_step_hook = NULL;
     CHECK(yields >= 50);
-    asking = 0;
-    pthread_join(thread, NULL);
+    stop_asking();
     end();
 }
 
 /* The same during the eviction of many victims. */
+static uint32_t last_handovers;
+
 static void count_yields_of_an_eviction(const char *label) {
     if (!strcmp(label, "W4"))
         last_handovers = w->handovers;
@@ -306,11 +281,8 @@ static void count_yields_of_an_eviction(const char *label) {
 }
 
 TEST(a_large_eviction_yields_to_waiting_threads) {
-    pthread_t thread;
     begin(MIB, 8192, 0);
-    asking = 1;
-    yields = 0;
-    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    start_asking(w);
     for (uint64_t i = 0; i < 1000 && yields < 5; i++) {
         for (uint64_t k = 0; k < 5000; k++) {
             CHECK_EQ(SHMS_OK, put_sized("k", i << 20 | k, 64));
@@ -325,8 +297,7 @@ TEST(a_large_eviction_yields_to_waiting_threads) {
         shms_step_hook = NULL;
     }
     CHECK(yields >= 5);
-    asking = 0;
-    pthread_join(thread, NULL);
+    stop_asking();
     end();
 }
 
@@ -423,7 +394,7 @@ static pid_t a_process(bool attaches) {
 
 static void dies(pid_t child) {
     kill(child, SIGKILL);
-    CHECK_EQ(1000 + SIGKILL, reap(child));
+    reap_killed(child);
 }
 
 /* Between two calls that find the rank dead, a survey finds its lock held, and its predecessor's pin. */
