@@ -33,37 +33,6 @@ static void expect(const char *kinds, const char *ids, const char *keys) {
     CHECK_EQ(at - out, sizes[0]);
 }
 
-TEST(what_comes_and_goes_is_recorded_from_the_start_of_the_log) {
-    begin(256);
-    CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
-    CHECK_EQ(SHMS_OK, listen(0, ROOM)); /* there is no log yet */
-    CHECK_EQ(0, sizes[0]);
-    uint64_t start = sizes[2];
-    CHECK(start > 0);
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, NULL));
-    CHECK_EQ(SHMS_OK, put_marked(w, "c", 64, 1, NULL)); /* evicts a */
-    CHECK_EQ(1, shms_writer_delete(w, "b", 1));
-    CHECK_EQ(0, shms_writer_delete(w, "b", 1));
-    shms_ticket t;
-    CHECK_EQ(SHMS_OK, verb_begin(w, "z", 1, NULL, 0, 64, &t)); /* was never in the store */
-    CHECK_EQ(SHMS_OK, listen(start, ROOM));
-    expect("+-+x", "2132", "bacb");
-    CHECK_EQ(start + 4, sizes[1]);
-    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    CHECK(shms_writer_track_events(w, ROOM) > 0); /* keeps the log */
-    CHECK_EQ(SHMS_OK, listen(start + 2, ROOM));
-    expect("+x", "32", "cb");
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    CHECK_EQ(SHMS_OK, listen(start + 4, ROOM));
-    expect("x", "3", "c");
-    CHECK_EQ(SHMS_OK, listen(start + 5, ROOM));
-    expect("", "", "");
-    CHECK_EQ(start + 5, sizes[1]);
-    CHECK_EQ(SHMS_EINVAL, listen(start + 6, ROOM));
-    end();
-}
-
 TEST(a_small_room_gets_whole_events_and_learns_what_one_needs) {
     begin(4096);
     CHECK(shms_writer_track_events(w, 1) > 0);
@@ -77,24 +46,6 @@ TEST(a_small_room_gets_whole_events_and_learns_what_one_needs) {
     expect("++", "12", "ab");
     CHECK_EQ(SHMS_OK, listen(sizes[1], 2 * one));
     expect("++", "34", "cd");
-    end();
-}
-
-TEST(what_is_stored_comes_with_the_position_at_which_it_holds) {
-    begin(4096);
-    for (char c = 'a'; c < 'e'; c++)
-        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
-    CHECK_EQ(1, shms_writer_delete(w, "b", 1));
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    sizes[0] = 0;
-    CHECK_EQ(SHMS_OK, shms_writer_stored(w, out, sizes));
-    CHECK_EQ(3 * (sizeof(shms_event) + 1), sizes[0]);
-    CHECK_EQ(SHMS_OK, shms_writer_stored(w, out, sizes));
-    expect("+++", "134", "acd");
-    uint64_t at = sizes[1];
-    CHECK_EQ(1, shms_writer_delete(w, "c", 1));
-    CHECK_EQ(SHMS_OK, listen(at, ROOM));
-    expect("x", "3", "c");
     end();
 }
 
@@ -128,27 +79,6 @@ static void a_slow_listener_is_told_what_it_has_lost(uint32_t len) {
         for (uint32_t b = 0; b < len; b++)
             CHECK(at[sizeof e + b] == 'a' + i / 2 % 26);
     }
-    end();
-}
-
-TEST(a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile) {
-    begin(4096);
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
-    uint64_t at = w->events.first + 1;
-    CHECK(shms_writer_track_events(w, 0) > 0);
-    CHECK_EQ(SHMS_OK, listen(at, ROOM)); /* nothing has come */
-    CHECK_EQ(at, sizes[2]);
-    CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, NULL));
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    CHECK_EQ(SHMS_OK, listen(at, ROOM));
-    CHECK(sizes[0] == 0 && sizes[2] == at + 1);
-    at = sizes[2];
-    shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    CHECK_EQ(SHMS_OK, listen(at, ROOM));
-    CHECK(sizes[0] == 0 && sizes[2] > at); /* a death may swallow an event: its position must not look recent */
     end();
 }
 

@@ -177,19 +177,6 @@ static void a_kind_at_its_quota_takes_the_places_of_its_own(uint32_t flags, uint
     end();
 }
 
-TEST(a_kind_without_a_quota_takes_any_place) {
-    at_the_quota(0, 12, 4 * KIB);
-    for (uint64_t i = 100; i < 116; i++)
-        put_free(i, 4 * KIB, image);
-    has(image, 64 * KIB, 16);
-    has(encoder, 0, 0);
-    for (uint64_t i = 200; i < 210; i++) /* it grows back to its quota, at the cost of the others */
-        put_free(i, 4 * KIB, encoder);
-    has(encoder, 16 * KIB, 4);
-    has(image, 48 * KIB, 12);
-    end();
-}
-
 static void what_was_used_has_a_second_chance(uint32_t flags) {
     at_the_quota(flags, 12, 4 * KIB);
     bool fifo = flags & SHMS_FIFO;
@@ -439,43 +426,6 @@ TEST(a_choice_yields_to_waiting_threads) {
     shms_step_hook = NULL;
     CHECK(yields >= 20);
     stop_asking();
-    end();
-}
-
-static _Atomic bool deleting;
-
-static void *delete_some(void *arg) {
-    uint64_t seed = (uintptr_t)arg;
-    while (deleting) {
-        char key[16];
-        snprintf(key, sizeof key, "k%07llu", (unsigned long long)below(&seed, 3000));
-        shms_writer_delete(w, key, 8);
-        shms_writer_touch(w, key, 8);
-    }
-    return NULL;
-}
-
-/* Objects of the kind leave and are used while a put chooses among them. */
-TEST(others_may_delete_and_use_what_is_chosen) {
-    pthread_t threads[2];
-    uint64_t seed = 5;
-    begin(600 * KIB, 4096, 0);
-    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 300 * KIB));
-    deleting = true;
-    for (uintptr_t i = 0; i < 2; i++)
-        CHECK_EQ(0, pthread_create(&threads[i], NULL, delete_some, (void *)(i + 1)));
-    for (int i = 0; i < 20000; i++) {
-        int rc = put(below(&seed, 3000), 128 + 64 * below(&seed, i % 50 ? 20 : 2000), below(&seed, 3));
-        CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS);
-        if (rc == SHMS_OK)
-            CHECK_EQ(1, shms_reader_release(readers[0], ref));
-        CHECK(info(encoder).bytes <= 300 * KIB);
-        if (i % 500 == 0)
-            CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    }
-    deleting = false;
-    for (int i = 0; i < 2; i++)
-        pthread_join(threads[i], NULL);
     end();
 }
 
