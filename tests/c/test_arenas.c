@@ -217,46 +217,38 @@ TEST(dropped_objects_are_found_however_far_the_owner_is_behind) {
 }
 
 TEST(what_was_dropped_is_gone_before_the_owner_has_deleted_it) {
-    char key[8];
     shms_stats stats;
     open_arenas(1 << 20, 2000);
     for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < 2000; i++) {
-            snprintf(key, sizeof key, "k%04d", i);
-            put(0, key, 100, NULL);
-        }
+        for (int i = 0; i < 2000; i++)
+            put(0, key_of("k", i), 100, NULL);
         CHECK_EQ(2000, shms_writer_count(writers[0]));
         CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1], "", 0));
-        for (int i = 0; i < 100; i++) {
-            snprintf(key, sizeof key, "k%04d", i * 19 + round);
-            CHECK_EQ(0, shms_writer_has(writers[0], key, 5));
-        }
+        for (int i = 0; i < 100; i++)
+            CHECK(!has_key(writers[0], key_of("k", i * 19 + round)));
         CHECK(writers[0]->scan_left > 1000);
-        put(0, "k0500", 100, NULL); /* a new one, which stays */
+        put(0, "k500", 100, NULL); /* a new one, which stays */
         if (round == 2)
             CHECK_EQ(SHMS_OK, shms_writer_stats(writers[0], &stats));
         CHECK_EQ(1, shms_writer_count(writers[0]));
         CHECK_EQ(0, writers[0]->scan_left);
-        CHECK_EQ(1, shms_writer_delete(writers[0], "k0500", 5));
+        CHECK_EQ(1, shms_writer_delete(writers[0], "k500", 4));
     }
     CHECK_EQ(192, stats.used_bytes);
     close_all();
 }
 
 static shms_writer *lister;
-static void falls_behind_again(
-    const char *label) { /* as another thread of the owner would, beside a writer that lies */
+/* As another thread of the owner would, beside a writer that lies. */
+static void falls_behind_again(const char *label) {
     if (strcmp(label, "D1") == 0)
         lister->scan_left = (uint32_t)lister->seg.layout.max_objects;
 }
 
 TEST(a_list_ends_however_often_the_owner_falls_behind) {
-    char key[8];
     open_arenas(1 << 20, 2000);
-    for (int i = 0; i < 2000; i++) {
-        snprintf(key, sizeof key, "k%04d", i);
-        put(0, key, 100, NULL);
-    }
+    for (int i = 0; i < 2000; i++)
+        put(0, key_of("k", i), 100, NULL);
     CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1], "", 0));
     lister = writers[0];
     shms_step_hook = falls_behind_again;

@@ -32,7 +32,6 @@ static void begin(int n, uint32_t max_objects) {
 /* Puts an object, which must be refused. Returns how many steps that took. */
 static uint64_t refused_by(int code) {
     shms_stats before, after;
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &before));
     looks = 0;
     shms_step_hook = count_looks;
@@ -49,7 +48,6 @@ static uint64_t refused_by(int code) {
 static uint64_t refused(void) { return refused_by(SHMS_EFULL); }
 
 static void accepted(void) {
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
 }
@@ -67,8 +65,7 @@ TEST(a_second_refusal_surveys_only_zones_with_releases) {
     CHECK(refused() <= LITTLE);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 128, 1, refs[0]));
     CHECK(refused() <= LITTLE);
-    shms_refusal why;
-    why = w->refusal;
+    shms_refusal why = w->refusal;
     CHECK_EQ((MANY - 1) * 128, why.held[0]);
     CHECK_EQ(MANY * 128, why.held[1]);
     end();
@@ -107,8 +104,10 @@ static shms_view *passing;
 static void pass_by(const char *label) {
     if (!strcmp(label, "W2"))
         CHECK((passing = view_of(readers[0], refs[0])));
-    if (!strcmp(label, "W5"))
+    if (!strcmp(label, "W5")) {
         shms_view_release(passing);
+        passing = NULL;
+    }
 }
 
 TEST(a_refusal_after_a_thousand_failed_searches_reports_its_findings) {
@@ -131,7 +130,6 @@ TEST(a_refusal_after_a_thousand_failed_searches_reports_its_findings) {
 TEST(a_second_refusal_for_a_lease_entry_surveys_nothing) {
     begin(4, 2000);
     uint64_t entries = w->seg.layout.max_leases;
-    uint8_t ref[SHMS_REF_SIZE];
     for (uint64_t i = 4; i < entries; i++)
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
     looks = 0;
@@ -165,13 +163,9 @@ static void both_release(int i) {
     CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
 }
 
-static void a_release_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_release(void) {
     refused();
     both_release(3);
-    accepted();
-    CHECK_EQ(0, shms_writer_has(w, "k3", 2));
-    end();
 }
 
 static uint64_t all_looks;
@@ -184,8 +178,7 @@ static void release_meanwhile(const char *label) {
     }
 }
 
-static void a_release_during_the_search_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_release_during_the_search(void) {
     refused();
     CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
     all_looks = refused();
@@ -194,12 +187,9 @@ static void a_release_during_the_search_ends_the_refusal(void) {
     shms_step_hook = release_meanwhile;
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL));
     CHECK(!shms_step_hook);
-    accepted();
-    end();
 }
 
-static void an_unpin_ends_the_refusal(void) {
-    begin(8, 16);
+static void an_unpin(void) {
     shms_view *v = view_of(readers[0], refs[3]), *u = view_of(readers[1], refs[3]);
     CHECK(v && u);
     shms_view_release(u);
@@ -207,61 +197,43 @@ static void an_unpin_ends_the_refusal(void) {
     refused();
     CHECK(filled(v->payload, 64, 3));
     shms_view_release(v);
-    accepted();
-    end();
 }
 
 static void a_refusal_does_not_apply_to_a_smaller_object(void) {
-    begin(8, 16);
     both_release(3);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 200, 1, NULL));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 300, 1, NULL));
-    accepted();
-    end();
 }
 
-static void a_cancel_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_cancel(void) {
     refused();
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
-    accepted();
-    end();
 }
 
-static void a_delete_ends_the_refusal_once_the_object_is_not_held(void) {
-    begin(8, 16);
+static void a_delete_once_the_object_is_not_held(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, NULL) == SHMS_EFULL ? SHMS_OK : 1);
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
     refused();
     both_release(2);
-    accepted();
-    end();
 }
 
-static void an_abort_ends_the_refusal(void) {
-    begin(8, 16);
+static void an_abort(void) {
     shms_ticket t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
     CHECK_EQ(SHMS_OK, verb_begin(w, "ticket", 6, NULL, 0, 64, &t));
     refused();
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    accepted();
-    end();
 }
 
-static void a_commit_without_a_hand_out_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_commit_without_a_hand_out(void) {
     shms_ticket t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
     CHECK_EQ(SHMS_OK, verb_reserve(w, "ticket", 6, NULL, 0, 64, &t));
     refused();
     CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
-    accepted();
-    end();
 }
 
-static void an_unprotect_ends_the_refusal(void) {
-    begin(8, 16);
+static void an_unprotect(void) {
     CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
     CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
     both_release(2);
@@ -271,32 +243,21 @@ static void an_unprotect_ends_the_refusal(void) {
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by its protection, deleted or not */
     refused();
     CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
-    accepted();
-    end();
 }
 
-static void the_end_of_a_protection_ends_the_refusal(void) {
-    begin(8, 16);
+static void the_end_of_a_protection(void) {
     CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
     both_release(2);
     refused();
     CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
-    accepted();
-    end();
 }
 
-static void a_close_ends_the_refusal_even_if_a_view_keeps_the_rank(void) {
-    begin(8, 16);
-    shms_view *v = view_of(readers[1], refs[5]);
-    CHECK(v);
+static void a_close_even_if_a_view_keeps_the_rank(void) {
+    CHECK((passing = view_of(readers[1], refs[5])));
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
     refused();
     CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
-    accepted();
-    CHECK_EQ(1, shms_writer_has(w, "k5", 2));
-    shms_view_release(v);
-    end();
 }
 
 static uint8_t old_ref[SHMS_REF_SIZE];
@@ -308,8 +269,7 @@ static void refuse_meanwhile(const char *label) {
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL)); /* the pin is on the object that is in the slot now */
 }
 
-static void the_unpin_of_a_pin_on_another_object_ends_the_refusal(void) {
-    begin(8, 16);
+static void the_unpin_of_a_pin_on_another_object(void) {
     memcpy(old_ref, refs[3], sizeof old_ref);
     both_release(3);
     CHECK_EQ(1, shms_writer_delete(w, "k3", 2));
@@ -318,25 +278,19 @@ static void the_unpin_of_a_pin_on_another_object_ends_the_refusal(void) {
     shms_step_hook = refuse_meanwhile;
     CHECK(!view_of(readers[0], old_ref) && errno == -SHMS_ESTALE);
     CHECK(!shms_step_hook);
-    accepted();
-    end();
 }
 
-static void a_retirement_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_retirement(void) {
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     refused();
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1)); /* the rank is alive, but no lease expects it any more */
-    accepted();
-    end();
 }
 
 static void a_retirement_ends_when_the_rank_attaches(void) {
     begin(8, 16);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
-    shms_reader_free(readers[1]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
-    uint8_t ref[SHMS_REF_SIZE];
+    detach(1);
+    attach(1);
     CHECK_EQ(1, shms_reader_release(readers[0], refs[1]));
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref)); /* earlier leases do not expect it; this one does */
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
@@ -351,25 +305,19 @@ static void a_retirement_ends_when_the_rank_attaches(void) {
     end();
 }
 
-static void a_detachment_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_detachment(void) {
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     refused();
     CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
-    accepted();
-    end();
 }
 
-static void an_attachment_ends_the_refusal(void) {
-    begin(8, 16);
+static void an_attachment(void) {
     for (int i = 0; i < 8; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
     refused();
     /* Detached and attached again between two puts: the lock looks unchanged. */
-    shms_reader_free(readers[1]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
-    accepted();
-    end();
+    detach(1);
+    attach(1);
 }
 
 static void a_death_ends_the_refusal(void) {
@@ -380,7 +328,7 @@ static void a_death_ends_the_refusal(void) {
     CHECK(pipe(ready) == 0);
     pid_t child = fork_child();
     if (child == 0) {
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
+        attach(1);
         CHECK(view_of(readers[1], refs[4])); /* never released */
         CHECK_EQ(1, write(ready[1], "x", 1));
         pause();
@@ -400,7 +348,7 @@ static void a_death_ends_the_refusal(void) {
     for (int i = 0; i < 8; i++)  /* the pinned object and the promised ones, so all of them */
         CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", 200 + i), 64, 1, NULL));
     CHECK_EQ(0, shms_writer_has(w, "k4", 2));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
+    attach(1);
     close(ready[0]);
     close(ready[1]);
     end();
@@ -419,11 +367,7 @@ TEST(slots_run_out_like_bytes) {
 
 TEST(a_refusal_names_the_resource) {
     shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 2};
-    uint8_t ref[SHMS_REF_SIZE];
-    name = store_name("short");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    for (uint32_t r = 0; r < 2; r++) /* `end` wants two */
-        readers[r] = NULL;
+    open_store("short", o, 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, ref));
     CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, ref));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 900, 1, ref)); /* neither bytes nor a slot */
@@ -434,8 +378,7 @@ TEST(a_refusal_names_the_resource) {
     CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "a", 1, ref));
     CHECK_EQ(SHMS_ENOLEASE, put_marked(w, "new", 64, 1, ref));
     end();
-    name = store_name("gap"); /* a slot was available, but not a gap that is long enough */
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("gap", o, 0); /* a slot was available, but not a gap that is long enough */
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 256, 1, NULL));
     CHECK_EQ(SHMS_OK, put_marked(w, "held", 64, 1, NULL));
@@ -449,11 +392,7 @@ TEST(a_refusal_names_the_resource) {
 }
 
 TEST(a_rank_that_never_attached_is_expected_until_it_is_retired) {
-    shms_options o = {.capacity = 1024, .n_readers = 2, .max_objects = 8};
-    uint8_t ref[SHMS_REF_SIZE];
-    name = store_name("never");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
+    open_store("never", (shms_options){.capacity = 1024, .n_readers = 2, .max_objects = 8}, 1);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 800, 1, ref));
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
@@ -476,11 +415,9 @@ TEST(one_object_held_for_ever_stops_no_put_in_100_turnovers) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         shms_options o = {
             .capacity = 64 << 10, .max_object_size = 16 << 10, .n_readers = 1, .max_objects = 512, .flags = flags};
-        uint8_t ref[SHMS_REF_SIZE], held[SHMS_REF_SIZE];
+        uint8_t held[SHMS_REF_SIZE];
         uint64_t seed = 8, put = 0;
-        name = store_name("turn");
-        CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
+        open_store("turn", o, 1);
         CHECK_EQ(SHMS_OK, put_marked(w, "some", 9999, 1, NULL));
         CHECK_EQ(SHMS_OK, put_marked(w, "held", 5000, 42, held));
         shms_view *v = view_of(readers[0], held);
@@ -505,29 +442,38 @@ TEST(one_object_held_for_ever_stops_no_put_in_100_turnovers) {
         CHECK_EQ(1, shms_reader_validate(readers[0], held));
         CHECK_EQ(0, w->seg.writer->counters[SHMS_C(refusals)]);
         shms_view_release(v);
-        readers[1] = NULL;
         end();
     }
 }
 
-TEST(each_in_all_its_cases) {
+/* Each is refused a put, and then ends that. */
+static void (*const ends[])(void) = {a_release,
+                                     a_release_during_the_search,
+                                     an_unpin,
+                                     a_refusal_does_not_apply_to_a_smaller_object,
+                                     a_cancel,
+                                     a_delete_once_the_object_is_not_held,
+                                     an_abort,
+                                     a_commit_without_a_hand_out,
+                                     an_unprotect,
+                                     the_end_of_a_protection,
+                                     a_close_even_if_a_view_keeps_the_rank,
+                                     the_unpin_of_a_pin_on_another_object,
+                                     a_retirement,
+                                     a_detachment,
+                                     an_attachment};
+
+TEST(whatever_lets_go_of_an_object_ends_the_refusal) {
     for (crowd = 0; crowd <= 300; crowd += 300) {
-        a_release_ends_the_refusal();
-        a_release_during_the_search_ends_the_refusal();
-        an_unpin_ends_the_refusal();
-        a_refusal_does_not_apply_to_a_smaller_object();
-        a_cancel_ends_the_refusal();
-        a_delete_ends_the_refusal_once_the_object_is_not_held();
-        an_abort_ends_the_refusal();
-        a_commit_without_a_hand_out_ends_the_refusal();
-        an_unprotect_ends_the_refusal();
-        the_end_of_a_protection_ends_the_refusal();
-        a_close_ends_the_refusal_even_if_a_view_keeps_the_rank();
-        the_unpin_of_a_pin_on_another_object_ends_the_refusal();
-        a_retirement_ends_the_refusal();
+        for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+            begin(8, 16);
+            ends[i]();
+            accepted();
+            shms_view_release(passing);
+            passing = NULL;
+            end();
+        }
         a_retirement_ends_when_the_rank_attaches();
-        a_detachment_ends_the_refusal();
-        an_attachment_ends_the_refusal();
         a_death_ends_the_refusal();
     }
     crowd = 0;

@@ -115,49 +115,6 @@ static void the_store_remembers_whether_an_object_was_used(bool used) {
     end_writer(w);
 }
 
-TEST(the_store_counts_puts_that_a_larger_one_would_not_need) {
-    const char *name = store_name("ghosts");
-    shms_options o = {.capacity = 10 * 128, .n_readers = 1, .max_objects = 64};
-    shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    for (int i = 0; i < 40; i++) /* 30 to 39 stay */
-        put(w, i);
-    put(w, 26);
-    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 1 &&
-          stats(w).counters.more_hits_at_4x == 1);
-    put(w, 22);
-    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 2 &&
-          stats(w).counters.more_hits_at_4x == 2);
-    put(w, 3);
-    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 2 &&
-          stats(w).counters.more_hits_at_4x == 3);
-    CHECK_EQ(1, shms_writer_delete(w, "k26", 3)); /* here: no ghost. k32 has gone: it would go from a larger store */
-    CHECK_EQ(0, shms_writer_delete(w, "k32", 3));
-    put(w, 26);
-    put(w, 32);
-    shms_ticket t;
-    CHECK_EQ(SHMS_OK, verb_begin(w, "k31", 3, NULL, 0, 64, &t)); /* not a put until it is committed */
-    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    CHECK_EQ(3, stats(w).counters.more_hits_at_4x);
-    CHECK_EQ(SHMS_OK, verb_reserve(w, "k31", 3, NULL, 0, 64, &t));
-    CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
-    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
-    shms_stats before = stats(w);
-    shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    CHECK_EQ(before.counters.more_hits_at_1_5x,
-             stats(w).counters.more_hits_at_1_5x); /* the counts go on, without ghosts at first */
-    put(w, 29);
-    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
-    for (int i = 50; i < 60; i++)
-        put(w, i);
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    put(w, 29);
-    put(w, 59);
-    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
-    end_writer(w);
-}
-
 TEST(each_in_all_its_cases) {
     the_distance_is_that_of_an_lru_stack(false);
     the_distance_is_that_of_an_lru_stack(true);

@@ -19,12 +19,17 @@ static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
     encoder = (uint32_t)shms_writer_kind(w, "encoder", 7);
 }
 
+/* A key of 8 bytes. */
+static const char *key(uint64_t i) {
+    static char text[16];
+    snprintf(text, sizeof text, "k%07llu", (unsigned long long)i);
+    return text;
+}
+
 /* Puts an object of `size` bytes, key included, which is held. */
 static int put(uint64_t i, uint64_t size, uint32_t kind) {
-    char key[16];
-    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
     shms_ticket t;
-    int rc = verb_begin_of(w, key, 8, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
+    int rc = verb_begin_of(w, key(i), 8, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
     return rc ? rc : verb_commit(w, &t, ref);
 }
 
@@ -33,17 +38,8 @@ static void put_free(uint64_t i, uint64_t size, uint32_t kind) {
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
 }
 
-static int there(uint64_t i) {
-    char key[16];
-    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
-    return shms_writer_has(w, key, 8);
-}
-
-static int touch(uint64_t i) {
-    char key[16];
-    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
-    return shms_writer_touch(w, key, 8);
-}
+static int there(uint64_t i) { return shms_writer_has(w, key(i), 8); }
+static int touch(uint64_t i) { return shms_writer_touch(w, key(i), 8); }
 
 static shms_kind_info info(uint32_t kind) {
     shms_kind_info all[SHMS_KINDS];
@@ -443,14 +439,12 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
     for (int step = 0; step < 6000; step++) {
         uint64_t i = below(&seed, KEYS), size = 128 + 64 * below(&seed, below(&seed, 8) ? 60 : 900);
         uint32_t kind = (uint32_t)below(&seed, 4);
-        char key[16];
-        snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
         switch (below(&seed, 8)) {
         case 0:
-            shms_writer_delete(w, key, 8);
+            shms_writer_delete(w, key(i), 8);
             break;
         case 1:
-            shms_writer_touch(w, key, 8);
+            touch(i);
             break;
         default:
             if (held[i])

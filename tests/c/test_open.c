@@ -20,21 +20,6 @@ static shms_writer *leave(const char *name, const shms_options *options) {
     return w;
 }
 
-TEST(rounding_gives_the_options_of_a_store_made_with_them) {
-    const char *name = store_name("round");
-    shms_options o = {.capacity = 5000, .n_readers = 2, .flags = SHMS_FIFO | SHMS_EPHEMERAL}, has;
-    shms_writer *w = leave(name, &o);
-    shms_writer_options(w, &has);
-    CHECK_EQ(SHMS_OK, shms_options_round(&o));
-    CHECK_EQ(has.capacity, o.capacity);
-    CHECK_EQ(has.max_object_size, o.max_object_size);
-    CHECK_EQ(has.max_objects, o.max_objects);
-    CHECK_EQ(SHMS_FIFO | SHMS_EPHEMERAL, o.flags);
-    end_writer(w);
-    o.capacity = 0;
-    CHECK_EQ(SHMS_EINVAL, shms_options_round(&o));
-}
-
 TEST(a_store_of_other_options_stays_as_it_was) {
     static const shms_options others[] = {
         {.capacity = 5057, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO},
@@ -66,32 +51,6 @@ TEST(a_store_of_other_options_stays_as_it_was) {
     close(fd);
     free(before);
     free(after);
-}
-
-TEST(a_reader_sees_each_takeover_once_and_a_removal) {
-    const char *name = store_name("takeover");
-    shms_writer *w = leave(name, &asked);
-    shms_reader *r;
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
-    CHECK_EQ(1, shms_reader_writer_epoch(r));
-    for (uint64_t epoch = 2; epoch < 5; epoch++) {
-        CHECK_EQ(0, shms_reader_took_over(r));
-        shms_writer_free(w);
-        CHECK_EQ(0, shms_reader_took_over(r));
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        CHECK_EQ(epoch, shms_reader_writer_epoch(r));
-        CHECK_EQ(epoch, shms_reader_took_over(r));
-    }
-    CHECK_EQ(1, shms_reader_named(r));
-    end_writer(w);
-    CHECK_EQ(0, shms_reader_named(r));
-    w = leave(name, &asked);
-    CHECK_EQ(0, shms_reader_named(r));
-    shms_reader_free(r);
-    CHECK_EQ(0, shms_reader_writer_epoch(NULL));
-    CHECK_EQ(0, shms_reader_took_over(NULL));
-    CHECK_EQ(SHMS_ECLOSED, shms_reader_named(NULL));
-    end_writer(w);
 }
 
 TEST(a_watch_tells_of_a_file_and_of_the_end_of_a_creation) {

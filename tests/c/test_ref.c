@@ -1,7 +1,7 @@
 /* test_ref.c - references: 40 bytes that return what was packed. No bit of them can be changed. */
 #include "store/ref.h"
 
-#include "support.h"
+#include "fixture.h"
 
 TEST(packing_is_little_endian_and_loses_nothing) {
     static const uint8_t expected[SHMS_REF_SIZE] = {0x04, 0x03, 0x02, 0x01, 0x0a, 0x0b, 0x0c, 0x1a, 0x1b, 0x1c,
@@ -63,13 +63,10 @@ TEST(the_tag_is_siphash_2_4) {
 }
 
 TEST(no_bit_of_a_reference_can_be_changed) {
-    const char *name = store_name("ref");
-    shms_options options = {.capacity = 1 << 16, .n_readers = 1, .max_objects = 64};
-    shms_writer *w;
-    shms_reader *r;
-    uint8_t first[SHMS_REF_SIZE], ref[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &options));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
+    enum { SLOTS = 64 };
+    open_store("ref", (shms_options){.capacity = 1 << 16, .n_readers = 1, .max_objects = SLOTS}, 1);
+    shms_reader *r = readers[0];
+    uint8_t first[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 100, 1, first));
     CHECK_EQ(SHMS_OK, put_marked(w, "second", 100, 2, ref));
     CHECK_EQ(1, shms_reader_validate(r, ref));
@@ -94,13 +91,11 @@ TEST(no_bit_of_a_reference_can_be_changed) {
     shms_stats books;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &books));
     CHECK_EQ(2, books.open_leases); /* no forged release or cancel ended a lease */
-    for (uint32_t i = 0; i < options.max_objects; i++)
+    for (uint32_t i = 0; i < SLOTS; i++)
         CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
     CHECK_EQ(1, shms_reader_release(r, ref));
     CHECK_EQ(0, shms_reader_release(r, ref));
     CHECK_EQ(1, shms_writer_cancel(w, first));
     CHECK_EQ(0, shms_writer_cancel(w, first));
-    shms_reader_free(r);
-    end_writer(w);
-    CHECK_EQ(0, store_names_left());
+    end();
 }

@@ -14,9 +14,8 @@ static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
 
 /* Puts an object whose bytes are not written: only its place matters. */
 static int put_sized(const char *prefix, uint64_t i, uint64_t size) {
-    char key[32];
+    const char *key = key_of(prefix, i);
     shms_ticket t;
-    snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
     int rc = verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
     return rc ? rc : verb_commit(w, &t, ref);
 }
@@ -40,10 +39,8 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
     for (uint64_t i = 0; i < 3 * capacity / large; i++)
         put_and_release("large", i, large);
     CHECK_EQ(0, w->seg.writer->counters[SHMS_C(refusals)]);
-    for (uint32_t i = 0; i < n; i++) { /* the small ones are still there */
-        const char *key = key_of("small", i);
-        CHECK_EQ(1, shms_writer_has(w, key, (uint32_t)strlen(key)));
-    }
+    for (uint32_t i = 0; i < n; i++) /* the small ones are still there */
+        CHECK(has_key(w, key_of("small", i)));
     end();
 }
 
@@ -58,10 +55,8 @@ TEST(a_store_of_small_objects_alone_is_filled_with_them) {
     for (uint64_t i = 0; i < 3 * n; i++) { /* all of it is evicted in order of age */
         put_and_release("more", i, 256);
         if (i == n)
-            for (uint64_t k = 0; k < n / 2; k++) {
-                const char *key = key_of("k", k);
-                CHECK_EQ(0, shms_writer_has(w, key, (uint32_t)strlen(key)));
-            }
+            for (uint64_t k = 0; k < n / 2; k++)
+                CHECK(!has_key(w, key_of("k", k)));
     }
     CHECK(w->seg.writer->used_bytes > 4 * MIB * 98 / 100);
     end();
@@ -122,12 +117,6 @@ TEST(small_objects_take_no_small_gap_among_large_ones) {
     end();
 }
 
-static bool there(const char *prefix, uint64_t i) {
-    char key[32];
-    snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
-    return shms_writer_has(w, key, (uint32_t)strlen(key)) == 1;
-}
-
 /* However many held objects the hand passes, the oldest unheld object goes. */
 static void the_hand_passes_many_held_objects(uint32_t flags) {
     for (uint64_t held = 0; held <= 200; held += 100) {
@@ -138,7 +127,7 @@ static void the_hand_passes_many_held_objects(uint32_t flags) {
         for (uint64_t i = 0; i < n; i++)
             put_and_release("k", i, 3000);
         for (uint64_t i = 0; i < n; i++)
-            CHECK(i < n - 1000 ? i >= n - 1400 || !there("k", i) : there("k", i));
+            CHECK(i < n - 1000 ? i >= n - 1400 || !has_key(w, key_of("k", i)) : has_key(w, key_of("k", i)));
         end();
     }
 }
@@ -147,18 +136,17 @@ static void the_hand_passes_many_held_objects(uint32_t flags) {
  * object that was not used is right behind it. */
 static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objects, uint64_t size) {
     uint64_t last = 0, puts = 0;
-    char key[32];
     begin(capacity, max_objects, 0);
     for (; w->seg.writer->counters[SHMS_C(evictions)] < 2; last++)
         put_and_release("old", last, size);
     for (uint64_t i = 0; i + 1 < last; i++) {
-        snprintf(key, sizeof key, "old%llu", (unsigned long long)i);
+        const char *key = key_of("old", i);
         shms_writer_touch(w, key, (uint32_t)strlen(key));
     }
     for (; puts < 2 * last; puts++)
         put_and_release("new", puts, size);
     for (uint64_t i = 0; i < last; i++)
-        CHECK(!there("old", i));
+        CHECK(!has_key(w, key_of("old", i)));
     end();
 }
 
@@ -183,13 +171,12 @@ TEST(a_slot_is_found_however_long_it_takes) {
     enum { N = 320000, KEPT = 80 };
     shms_options o = {.capacity = N * UINT64_C(192), .n_readers = 8, .max_objects = N};
     shms_ticket t;
-    char key[32];
     name = store_name("slots");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     for (uint32_t rank = 0; rank < 8; rank++)
         CHECK_EQ(SHMS_OK, shms_writer_retire(w, rank));
     for (uint32_t i = 0; i < N; i++) {
-        snprintf(key, sizeof key, "k%u", i);
+        const char *key = key_of("k", i);
         CHECK_EQ(SHMS_OK, verb_reserve(w, key, (uint32_t)strlen(key), NULL, 0, 64, &t));
         CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
         if (i < KEPT)
@@ -402,13 +389,12 @@ TEST(a_process_that_dies_before_it_has_attached_holds_nothing) {
     enum { N = 128, PINNED = 100, GAP = 110 };
     uint8_t pinned[SHMS_REF_SIZE];
     const uint64_t size = 32768 - 64;
-    char key[32];
     begin(N * UINT64_C(32768), 4096, 0);
     for (uint64_t i = 0; i < N; i++) {
         CHECK_EQ(SHMS_OK, put_sized("k", i, size));
         if (i == PINNED)
             memcpy(pinned, ref, sizeof pinned);
-        snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
+        const char *key = key_of("k", i);
         if (i != PINNED && i != GAP)
             CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));
     }
@@ -440,7 +426,6 @@ TEST(leases_without_a_live_rank_do_not_exhaust_the_entries) {
 /* Tickets hold every entry. Their leases are complete as soon as they are opened, without a count by a rank. */
 TEST(leases_that_are_complete_at_their_commit_are_found) {
     static shms_ticket tickets[4000];
-    char key[32];
     uint32_t n = 0;
     shms_options o = {        /* with so many ranks there are more slots than entries */
                       .capacity = MIB,
@@ -456,7 +441,7 @@ TEST(leases_that_are_complete_at_their_commit_are_found) {
     readers[0] = NULL;
     CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* a poll has seen it */
     for (;; n++) {
-        snprintf(key, sizeof key, "t%u", n);
+        const char *key = key_of("t", n);
         if (verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
             break;
         CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));

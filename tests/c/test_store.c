@@ -5,6 +5,8 @@
 
 #include "support.h"
 
+static uint8_t ref[SHMS_REF_SIZE];
+
 static shms_writer *make(const char *name, uint64_t capacity, uint32_t n_readers, uint32_t max_objects) {
     shms_options o = {.capacity = capacity, .n_readers = n_readers, .max_objects = max_objects};
     shms_writer *w = NULL;
@@ -12,15 +14,11 @@ static shms_writer *make(const char *name, uint64_t capacity, uint32_t n_readers
     return w;
 }
 
-static void end(shms_writer *w) { end_writer(w); }
-
 static shms_reader *attach(const char *name, uint32_t rank) {
     shms_reader *r = NULL;
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank, NULL));
     return r;
 }
-
-static void detach(shms_reader *r) { shms_reader_free(r); }
 
 static shms_stats stats_of(shms_writer *w) {
     shms_stats s;
@@ -45,7 +43,7 @@ TEST(names_that_are_not_file_names_are_refused) {
     const char *unique = store_name("longest");
     memcpy(longest, unique, strlen(unique));
     shms_writer *w = make(longest, 4096, 1, 0);
-    end(w);
+    end_writer(w);
 }
 
 TEST(a_store_has_one_writer_and_each_rank_one_reader) {
@@ -64,14 +62,14 @@ TEST(a_store_has_one_writer_and_each_rank_one_reader) {
     CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, SHMS_MAX_READERS, NULL));
     CHECK_EQ(shms_reader_store(r), shms_writer_options(w, &o));
     shms_reader *other = attach(name, 1);
-    detach(other);
-    detach(r);
-    detach(attach(name, 0));
+    shms_reader_free(other);
+    shms_reader_free(r);
+    shms_reader_free(attach(name, 0));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1)); /* idempotent, without a second unlink */
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL));
     shms_writer_free(w);
-    end(w2);
+    end_writer(w2);
     CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name, NULL));
 }
 
@@ -94,8 +92,8 @@ TEST(unlinking_never_removes_a_namesake) {
     CHECK(shm_unlink(path) == 0);
     heir = make(name, 4096, 1, 0);
     end_writer(old);
-    detach(attach(name, 0));
-    end(heir);
+    shms_reader_free(attach(name, 0));
+    end_writer(heir);
 }
 
 TEST(every_code_has_its_own_message) {
@@ -112,7 +110,6 @@ TEST(a_get_returns_what_was_put_and_a_failed_call_changes_nothing) {
     shms_writer *w;
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     shms_reader *r = attach(name, 0);
-    uint8_t ref[SHMS_REF_SIZE];
     char bytes[300];
     fill(bytes, sizeof bytes, 3);
     shms_piece pieces[] = {{100, 200, (uintptr_t)bytes + 100}, {0, 100, (uintptr_t)bytes}};
@@ -155,14 +152,13 @@ TEST(a_get_returns_what_was_put_and_a_failed_call_changes_nothing) {
     CHECK(v && v->payload_size == 0 && v->meta_len == 0 && !memcmp(v->key, "empty", 5));
     shms_view_release(v);
     CHECK_EQ(SHMS_OK, put_marked(w, "most", 4000 - SHMS_ALIGN, 1, ref));
-    detach(r);
-    end(w);
+    shms_reader_free(r);
+    end_writer(w);
 }
 
 TEST(an_unfinished_object_is_invisible_until_its_commit) {
     const char *name = store_name("ticket");
     shms_writer *w = make(name, 4096, 1, 4), *w2;
-    uint8_t ref[SHMS_REF_SIZE];
     shms_ticket t, twin;
     CHECK_EQ(SHMS_OK, verb_begin(w, "k", 1, NULL, 0, 100, &t));
     CHECK_EQ(0, shms_writer_has(w, "k", 1));
@@ -202,14 +198,13 @@ TEST(an_unfinished_object_is_invisible_until_its_commit) {
     CHECK_EQ(0, shms_writer_has(w2, "half", 4));
     CHECK_EQ(1, stats_of(w2).objects);
     shms_writer_free(w);
-    end(w2);
+    end_writer(w2);
 }
 
 TEST(every_call_on_a_closed_handle_returns_eclosed) {
     const char *name = store_name("closed");
     shms_writer *w = make(name, 4096, 1, 4), *handles[] = {NULL, w};
     shms_reader *r = attach(name, 0), *readers[] = {NULL, r};
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
@@ -238,6 +233,9 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_track_events(h, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_events(h, 0, NULL, sizes));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stored(h, NULL, sizes));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_tier(h, &stats.tier)); /* the words may be a successor's */
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_clear_tier(h, 9));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_tier_cleared(h, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_valid(h));
         shms_reader_stats s;
         CHECK(view_of(readers[i], ref) == NULL && errno == -SHMS_ECLOSED);
@@ -261,7 +259,6 @@ TEST(a_forked_child_can_do_nothing_and_holds_no_lock) {
     const char *name = store_name("fork");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     shms_view *v = view_of(r, ref);
     CHECK(v);
@@ -293,8 +290,8 @@ TEST(a_forked_child_can_do_nothing_and_holds_no_lock) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(1, shms_reader_pins(shms_segment_reader(&w->seg, 0))[w->ring.first]);
     shms_view_release(v);
-    detach(r);
-    detach(attach(name, 0)); /* the child is alive, and has neither lock */
+    shms_reader_free(r);
+    shms_reader_free(attach(name, 0)); /* the child is alive, and has neither lock */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_writer *w2;
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL));
@@ -304,7 +301,7 @@ TEST(a_forked_child_can_do_nothing_and_holds_no_lock) {
     close(ready[1]);
     CHECK_EQ(1, shms_writer_has(w2, "k", 1)); /* nothing is unlinked, nothing is lost */
     shms_writer_free(w);
-    end(w2);
+    end_writer(w2);
 }
 
 static shms_segment *volatile on_a_stack;
@@ -334,7 +331,7 @@ TEST(a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have) {
         shms_segment reused; /* the next thread's segment, on the same stack */
         memset(&reused, 0xa5, sizeof reused);
         memcpy(on_a_stack, &reused, sizeof reused);
-        detach(attach(name, 0));
+        shms_reader_free(attach(name, 0));
         CHECK_EQ(0, memcmp(on_a_stack, &reused, sizeof reused));
         pid_t grandchild = fork_child(); /* which walks the list again */
         if (grandchild == 0)
@@ -349,14 +346,13 @@ TEST(a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have) {
         close(opened[i]);
         close(forked[i]);
     }
-    end(w);
+    end_writer(w);
 }
 
 TEST(a_view_outlives_close_and_keeps_its_rank) {
     const char *name = store_name("view");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0), *next;
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "held", 1000, 7, ref));
     shms_view *v = view_of(r, ref), *v2 = view_of(r, ref);
     CHECK(v && v2);
@@ -371,15 +367,14 @@ TEST(a_view_outlives_close_and_keeps_its_rank) {
     CHECK(filled(v->payload, 1000, 7));
     CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0, NULL));
     shms_view_release(v);
-    detach(attach(name, 0));
-    end(w);
+    shms_reader_free(attach(name, 0));
+    end_writer(w);
 }
 
 TEST(a_stale_reference_leaves_no_pin) {
     const char *name = store_name("stale");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
-    uint8_t ref[SHMS_REF_SIZE];
     for (int again = 0; again < 2; again++) { /* of a slot that is free, then of one that another object has */
         CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
         CHECK_EQ(1, shms_writer_cancel(w, ref));
@@ -392,8 +387,8 @@ TEST(a_stale_reference_leaves_no_pin) {
         for (uint32_t i = 0; i < 4; i++)
             CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
     }
-    detach(r);
-    end(w);
+    shms_reader_free(r);
+    end_writer(w);
 }
 
 static shms_slot *spoilt;
@@ -407,7 +402,6 @@ TEST(a_view_has_the_checked_lengths_even_if_the_slot_changes) {
     const char *name = store_name("spoilt");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 100, 3, ref));
     spoilt = shms_writer_slot(w, w->ring.first);
     uint64_t length = shms_get(&spoilt->length);
@@ -419,8 +413,8 @@ TEST(a_view_has_the_checked_lengths_even_if_the_slot_changes) {
     CHECK(view_of(r, ref) == NULL && errno == -SHMS_ECORRUPT);
     shms_set(&spoilt->length, length);
     shms_view_release(v);
-    detach(r);
-    end(w);
+    shms_reader_free(r);
+    end_writer(w);
 }
 
 TEST(keys_come_in_order_of_age) {
@@ -440,7 +434,7 @@ TEST(keys_come_in_order_of_age) {
     CHECK_EQ(7, shms_writer_count(w));
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(0, stats_of(w).objects);
-    end(w);
+    end_writer(w);
 }
 
 static shms_writer *closing;
@@ -463,7 +457,6 @@ static void close_during_a_survey(const char *label) {
 }
 
 TEST(a_writer_keeps_its_lock_while_bytes_are_being_copied) {
-    uint8_t ref[SHMS_REF_SIZE];
     char byte = 1;
     shms_piece piece = {0, 1, (uintptr_t)&byte};
     closing_name = store_name("closing");
@@ -476,7 +469,7 @@ TEST(a_writer_keeps_its_lock_while_bytes_are_being_copied) {
     CHECK_EQ(SHMS_OK, shms_writer_recover(&heir, closing_name, NULL));
     CHECK_EQ(0, shms_writer_has(heir, "k", 1));
     shms_writer_free(closing);
-    end(heir);
+    end_writer(heir);
 }
 
 /* Replaces the C library's function: a kernel that gives up and undoes what takes longer than the time between two
@@ -498,7 +491,7 @@ TEST(a_reservation_ends_under_periodic_signals) {
     CHECK(interruptions > 0);
     struct stat st;
     CHECK(fstat(w->seg.fd, &st) == 0 && (uint64_t)st.st_blocks * 512 >= w->seg.layout.capacity);
-    end(w);
+    end_writer(w);
 }
 
 static void close_before_the_lock(const char *label) {
@@ -520,7 +513,6 @@ TEST(a_prefaulted_segment_works_like_any_other) {
     shms_options o = {.capacity = 5 << 20, .n_readers = 1, .flags = SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO};
     const char *name = store_name("warm");
     shms_writer *w;
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     shms_reader *r = attach(name, 0);
     char *bytes = malloc(4 << 20);
@@ -531,18 +523,17 @@ TEST(a_prefaulted_segment_works_like_any_other) {
     CHECK(v && !memcmp(v->payload, bytes, 4 << 20));
     shms_view_release(v);
     free(bytes);
-    detach(r);
+    shms_reader_free(r);
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_writer_free(w);
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK_EQ(o.flags, (shms_writer_options(w, &o), o.flags));
-    end(w);
+    end_writer(w);
 }
 
 TEST(a_reader_may_write_only_its_own_table) {
     const char *name = store_name("rights");
     shms_writer *w = make(name, 4096, 2, 4);
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     for (int what = 0; what < 6; what++) {
         pid_t child = fork_child();
@@ -574,5 +565,5 @@ TEST(a_reader_may_write_only_its_own_table) {
         }
         CHECK_EQ(1000 + SIGSEGV, reap(child));
     }
-    end(w);
+    end_writer(w);
 }

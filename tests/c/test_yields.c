@@ -65,18 +65,12 @@ static void end(uint64_t n) {
     CHECK(until <= MOST);
 }
 
-static const char *key(const char *prefix, int i) {
-    static char text[16];
-    snprintf(text, sizeof text, "%s%d", prefix, i);
-    return text;
-}
-
 static void setup(bool leased) {
     uint8_t ref[SHMS_REF_SIZE];
     shms_options o = {.capacity = 2 * N * 128, .n_readers = 1, .max_objects = 2 * N};
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("yields"), &o));
     for (int i = 0; i < N; i++)
-        CHECK_EQ(SHMS_OK, put_marked(w, key("k", i), 1, 1, leased ? ref : NULL));
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 1, 1, leased ? ref : NULL));
 }
 
 static void teardown(void) {
@@ -101,7 +95,7 @@ TEST(a_clear_lets_others_in_and_leaves_what_they_put) {
     end(N);
     CHECK_EQ(FRESH, shms_writer_count(w));
     for (int i = 0; i < FRESH; i++)
-        CHECK_EQ(1, shms_writer_has(w, key("f", i), 2));
+        CHECK_EQ(1, shms_writer_has(w, key_of("f", i), 2));
     teardown();
 }
 
@@ -157,12 +151,12 @@ TEST(deleted_objects_stay_until_the_protection_of_their_keys_ends) {
     enum { KEPT = 300 }; /* more than are visited between two yields */
     setup(false);
     for (int i = 0; i < KEPT; i++)
-        CHECK_EQ(SHMS_OK, verb_protect(w, key("k", i), (uint32_t)strlen(key("k", i))));
+        CHECK_EQ(SHMS_OK, verb_protect(w, key_of("k", i), (uint32_t)strlen(key_of("k", i))));
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(KEPT, w->ring.count);
     for (int i = 0; i < KEPT; i++) {
         int k = i % 2 ? i : KEPT - 2 - i; /* from within */
-        CHECK_EQ(SHMS_OK, verb_unprotect(w, key("k", k), (uint32_t)strlen(key("k", k))));
+        CHECK_EQ(SHMS_OK, verb_unprotect(w, key_of("k", k), (uint32_t)strlen(key_of("k", k))));
         CHECK_EQ(KEPT - 1 - i, w->ring.count);
         CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     }
