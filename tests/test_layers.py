@@ -222,32 +222,31 @@ ROWS = [
     {"store/layout.h", "store/batch.h", "inspect/inspect.h", "kv/hashlist.h"},
     {"store/segment.h", "store/slots.h", "kv/blockhash.h", "kv/blockpool.h"},
     {
-        *("store/ring.h", "store/outlast.h", "store/index.h", "store/readers.h", "store/ref.h"),
-        *("store/events.h", "store/ghosts.h", "kv/blockpool_impl.h"),
+        *("store/ring.h", "store/index.h", "store/readers.h", "store/ref.h"),
+        *("store/events.h", "store/ghosts.h"),
     },
     {"store/zones.h", "store/leases.h", "inspect/inspector.h", "kv/kvcache.h"},
-    {"store/kinds.h", "kv/kvcache_impl.h"},
+    {"store/kinds.h"},
     {"store/writer.h"},
     {"store/adopt.h"},
 ]
 # What each source may include besides its own header; "store/step.h" names points in the code and is below everything.
 SOURCES = {
     "store/copy.c": {"store/shmstore.h"},
-    "store/error.c": {"store/shmstore.h"},
     "store/layout.c": {"store/index.h"},  # for the bytes of an index
     "store/slots.c": set(),
     "store/segment.c": set(),
     "store/ring.c": set(),
     "store/zones.c": set(),
     "store/kinds.c": set(),
-    "store/outlast.c": set(),
+    "store/outlast.c": {"store/segment.h"},
     "store/leases.c": set(),
     "store/index.c": set(),
     "store/events.c": set(),
     "store/ghosts.c": set(),
     "store/readers.c": set(),
     "store/ref.c": set(),
-    "store/reader.c": {"store/outlast.h", "store/readers.h", "store/ref.h", "store/segment.h"},
+    "store/reader.c": {"store/readers.h", "store/ref.h", "store/segment.h"},
     "store/watch.c": {"store/shmstore.h"},
     "store/writer.c": {"store/adopt.h"},
     "store/batch.c": {"store/adopt.h"},
@@ -255,7 +254,7 @@ SOURCES = {
     "store/handouts.c": {"store/adopt.h"},
     "store/directory.c": {"store/writer.h"},
     "store/keys.c": {"store/adopt.h"},
-    "store/adopt.c": {"store/outlast.h"},
+    "store/adopt.c": set(),
     "store/holders.c": {"store/writer.h"},
     "store/reclaim.c": {"store/writer.h"},
     "store/crc.c": {"store/layout.h"},
@@ -265,8 +264,8 @@ SOURCES = {
     "kv/errors.c": set(),
     "kv/hashlist.c": set(),
     "kv/blockhash.c": set(),
-    "kv/blockpool.c": {"kv/blockpool_impl.h"},
-    "kv/kvcache.c": {"kv/kvcache_impl.h"},
+    "kv/blockpool.c": set(),
+    "kv/kvcache.c": set(),
 }
 
 

@@ -140,16 +140,12 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
     const shms_layout *l = &i->seg.layout;
     const shms_slot *s = shms_segment_slot(&i->seg, slot);
     for (int t = 0;; t++) {
-        shms_slot copy = {0};
         uint64_t state = get_acquire(&s->state), id = get_acquire(&s->id);
         if (state == SHMS_FREE)
             return false;
         SHMS_LOOK("slot");
-        shms_set(&copy.offset, shms_get(&s->offset));
-        shms_set(&copy.length, shms_get(&s->length));
-        shms_set(&copy.head, shms_get(&s->head));
-        uint64_t flags = shms_get(&s->flags);
-        shms_set(&copy.flags, flags);
+        shms_slot copy = shms_slot_copy(s, id);
+        uint64_t flags = shms_get(&copy.flags);
         *out = (shms_slot_record){.slot = slot,
                                   .writer = shms_arena_of(l, slot),
                                   .state = state,

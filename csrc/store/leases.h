@@ -16,9 +16,7 @@
 
 typedef struct shms_leases {
     shms_lease *table;
-    shms_word *next_lease; /* in the writer table */
-    shms_word *published;
-    shms_word *open;
+    shms_writer_table *writer;
     const shms_segment *seg; /* NULL: there are no other writers */
     uint32_t base;           /* the number of the first own slot among those of all arenas */
     uint32_t n_entries, n_slots, n_groups;

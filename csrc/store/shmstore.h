@@ -235,11 +235,9 @@ typedef struct shms_reader_stats {
 
 /* ---- values ---- */
 
-const char *shms_strerror(int code); /* one line for each code of the table above; never NULL */
 void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
-uint64_t shms_space_free(void); /* bytes free in the file system of segments, after SHMS_ENOSPC */
 uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
 int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
 /* Watches /dev/shm, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
@@ -340,8 +338,6 @@ uint64_t shms_reader_took_over(shms_reader *r);
 int shms_reader_named(const shms_reader *r); /* 1: the name still names this store; 0: it was removed */
 /* The data region: its address, or 0 for a closed reader, and its size. */
 uint64_t shms_reader_data(const shms_reader *r, uint64_t *size);
-uint64_t shms_reader_pid(const char *name,
-                         uint32_t rank); /* process that last attached as `rank`; 0: none, or no store */
 int shms_reader_close(
     shms_reader *r); /* ends calls, and no lease waits for it; the rank stays taken while views live */
 void shms_reader_free(

@@ -41,6 +41,15 @@ static inline uint64_t shms_slot_payload_size(const shms_slot *s) {
     return shms_get(&s->length) > at ? shms_get(&s->length) - at : 0;
 }
 
+/* What the id names, as it is now: read only once, since a faulty writer may change the words between two reads. */
+static inline shms_slot shms_slot_copy(const shms_slot *s, uint64_t id) {
+    return (shms_slot){.id = id,
+                       .offset = shms_get(&s->offset),
+                       .length = shms_get(&s->length),
+                       .head = shms_get(&s->head),
+                       .flags = shms_get(&s->flags)};
+}
+
 /* Does the slot have a committed object? Its bytes are then its own. */
 static inline bool shms_slot_whole(const shms_slot *s) {
     uint64_t state = atomic_load_explicit(&s->state, memory_order_acquire);

@@ -105,9 +105,7 @@ int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t ke
         return rc;
     rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
     shms_writer_refused(w, rc, &b->refusal);
-    shms_writer_leave(w, rc);
-    pthread_mutex_unlock(&w->placing);
-    if (rc)
+    if (shms_writer_leave_place(w, rc))
         return rc;
     SHMS_STEP("P3c"); /* outside the mutex like the payload, because they may have any size */
     if (meta_len)
@@ -188,7 +186,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
     if (w->ghosts.any)
         count_more_hits(w, t->slot);
     ticket_ended(w, t->entry);
-    shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may not go, but this one may */
+    shms_ring_stale_slot(&w->ring, t->slot); /* a slot in WRITING may not go, but this one may */
     if (t->entry != SHMS_NONE) {
         shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, group, hold, b->ref);
         b->n_items--; /* the item of _begin, which is still the last one */

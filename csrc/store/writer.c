@@ -7,21 +7,13 @@
  */
 #include "writer.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "adopt.h"
 #include "step.h"
-
-uint64_t shms_now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME_COARSE, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
  * processor. */
@@ -111,6 +103,12 @@ int shms_writer_enter_to_place(struct shms_writer *w) { return enter(w, true); }
 
 int shms_writer_leave(struct shms_writer *w, int rc) {
     pthread_mutex_unlock(&w->mutex);
+    return rc;
+}
+
+int shms_writer_leave_place(struct shms_writer *w, int rc) {
+    pthread_mutex_unlock(&w->mutex);
+    pthread_mutex_unlock(&w->placing);
     return rc;
 }
 
@@ -268,7 +266,6 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     if (rc == SHMS_OK && options)
         rc = shms_segment_publish(&w->seg);
     if (rc) {
-        int saved = errno;
         if (rc == SHMS_ECORRUPT)
             damaged->arenas |= UINT64_C(1) << w->seg.arena;
         if (options)
@@ -277,7 +274,6 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         free(w->kinds.next);
         free(w->memory);
         free(w);
-        errno = saved;
         return rc;
     }
     pthread_mutex_init(&w->placing, NULL);
@@ -321,9 +317,7 @@ static int end(struct shms_writer *w, bool unlink, bool stays) {
     w->unlinks = unlink && !shms_segment_unlink_last(&w->seg); /* under the lock, so no successor has it yet */
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
         shms_segment_unlock(&w->seg, w->unlinks);
-    pthread_mutex_unlock(&w->mutex);
-    pthread_mutex_unlock(&w->placing);
-    return SHMS_OK;
+    return shms_writer_leave_place(w, SHMS_OK);
 }
 
 int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink, !unlink); }
@@ -382,8 +376,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .heap_bytes = w->heap_bytes + w->events.n_cells * sizeof *w->events.cells + w->events.n_bytes};
     shms_words_read(t->counters, &out->counters, sizeof out->counters);
     shms_words_read(t->tier, &out->tier, sizeof out->tier);
-    pthread_mutex_unlock(&w->mutex);
-    return SHMS_OK;
+    return shms_writer_leave(w, SHMS_OK);
 }
 
 int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures) {
@@ -453,9 +446,7 @@ int shms_writer_quota(shms_writer *w, uint32_t number, uint64_t quota) {
         if ((rc = shms_kinds_build(&w->kinds, (uint32_t)w->seg.layout.max_objects, &w->heap_bytes)))
             shms_set(word, before);
     }
-    shms_writer_leave(w, rc);
-    pthread_mutex_unlock(&w->placing);
-    return rc;
+    return shms_writer_leave_place(w, rc);
 }
 
 int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
@@ -502,8 +493,5 @@ int shms_writer_valid(shms_writer *w) {
     int rc = shms_writer_enter_to_place(w); /* no put is in the middle of an eviction */
     if (rc)
         return rc;
-    rc = check(w);
-    pthread_mutex_unlock(&w->mutex);
-    pthread_mutex_unlock(&w->placing);
-    return rc;
+    return shms_writer_leave_place(w, check(w));
 }

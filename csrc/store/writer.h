@@ -191,14 +191,15 @@ int shms_writer_enter(struct shms_writer *w);
 int shms_writer_leave(struct shms_writer *w, int rc);
 /* Copies the last refusal to `why`, if `rc` is one. */
 void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why);
-/* Takes `placing`, then the mutex. */
+/* The same two with `placing`, which is taken first. */
 int shms_writer_enter_to_place(struct shms_writer *w);
+int shms_writer_leave_place(struct shms_writer *w, int rc);
 /* For calls that end a ticket: also enters a closed writer whose last ticket has not ended. */
 int shms_writer_enter_to_end(struct shms_writer *w);
 /* Call it when a ticket's slot has left WRITING. The last ticket of a closed writer releases its lock. */
 void shms_writer_ticket_ended(struct shms_writer *w);
 /* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */
 bool shms_writer_yield(struct shms_writer *w);
-uint64_t shms_now_ns(void); /* CLOCK_REALTIME, to the tick */
+static inline uint64_t shms_now_ns(void) { return shms_clock_ns(CLOCK_REALTIME_COARSE); } /* to the tick */
 
 #endif

@@ -18,6 +18,7 @@ from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
+from shmstore.bindings.inspect import Inspector
 from shmstore.bindings.kinds import KindFigures, read_kinds
 from shmstore.bindings.tiers import figures_of, record_of
 
@@ -113,10 +114,15 @@ def _filled(call: Callable[..., int], handle: Any) -> tuple[Any, Any]:
         room = words[0]
 
 
+def _space_free() -> int:
+    found = os.statvfs("/dev/shm")
+    return found.f_bavail * found.f_frsize
+
+
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
     """Return the bytes that a segment with these options takes, and the free bytes of its file system."""
     options = Options(capacity, max_object_size, n_readers, max_objects)
-    return lib.shms_space_needed(_packed(options)), lib.shms_space_free()
+    return lib.shms_space_needed(_packed(options)), _space_free()
 
 
 def space_needed(options: "Options") -> int:
@@ -124,9 +130,13 @@ def space_needed(options: "Options") -> int:
     return int(lib.shms_space_needed(_packed(options)))
 
 
-def rank_pid(name: str, rank: int) -> int:
-    """Return the process that last attached as `rank`, or 0."""
-    return int(lib.shms_reader_pid(os.fsencode(name), rank))
+def rank_pids(name: str) -> list[int]:
+    """Return the process that last attached as each rank, or 0; no ranks if there is no such store."""
+    try:
+        inspector = Inspector(name)
+        return [rank["pid"] for rank in inspector.ranks(inspector.facts()["n_readers"])]
+    except (errors.ShmStoreError, OSError):
+        return []
 
 
 class Options(NamedTuple):
@@ -253,7 +263,7 @@ class Writer:
         try:
             code = lib.shms_writer_create(box, os.fsencode(name), packed)
             if code == lib.SHMS_ENOSPC:
-                raise errors.StoreSpaceError(needed=lib.shms_space_needed(_packed(options)), free=lib.shms_space_free())
+                raise errors.StoreSpaceError(needed=lib.shms_space_needed(_packed(options)), free=_space_free())
             require(code)
             writer = cls(box)
             return writer  # not the call itself: its value is not yet the caller's, and this block would be over

@@ -1,5 +1,5 @@
 /* Compares the pool with plain arrays, runs its checker after each step, and runs the checker on broken pools. */
-#include "kv/blockpool_impl.h"
+#include "kv/blockpool.h"
 
 #include <string.h>
 

@@ -1,6 +1,5 @@
 /* Tables of several groups: the worked examples, and random schedules with the checker after each step. */
-#include "kv/blockpool.h"
-#include "kv/kvcache_impl.h"
+#include "kv/kvcache.h"
 
 #include <string.h>
 #include <sys/mman.h>

@@ -89,7 +89,7 @@ static void take_out(uint32_t s) {
 static void hold(uint32_t s, int who) {
     holder[s] = who;
     if (who == NOBODY)
-        shms_zones_stale_slot(&zones, s); /* a release must mark its zones; a hold need not */
+        shms_ring_stale_slot(&ring, s); /* a release must mark its zones; a hold need not */
 }
 
 static void begin(bool fifo) {
@@ -151,7 +151,7 @@ static void put(uint64_t *seed) {
         /* a zone may count an object that is held by now: mark it stale, and search again */
         for (uint32_t i = 0; i < count; i++)
             if (holder[order[i]] != NOBODY && at_of(order[i]) < p.at + p.span && end_of(order[i]) > p.at) {
-                shms_zones_stale_slot(&zones, order[i]);
+                shms_ring_stale_slot(&ring, order[i]);
                 answers[3]++;
                 return;
             }
@@ -184,7 +184,7 @@ static void zones_match_model(void) {
     uint64_t held[RANKS] = {0}, kept = 0, reclaimable = 0, at, seen;
     for (uint32_t s = 0; s < N; s++) /* exact if every zone is stale */
         if (slots[s].state != SHMS_FREE)
-            shms_zones_stale_slot(&zones, s);
+            shms_ring_stale_slot(&ring, s);
     CHECK(shms_zones_survey(&zones, &budget));
     for (uint32_t i = 0; i < count; i++) {
         int who = holder[order[i]];
