@@ -261,7 +261,6 @@ SOURCES = {
     "inspect/probe.c": {"inspect/inspect.h", "store/segment.h", "store/slots.h"},
     "inspect/inspect.c": {"inspect/inspector.h"},
     "inspect/verify.c": {"store/crc.h", "store/index.h", "inspect/inspector.h"},
-    "kv/errors.c": set(),
     "kv/hashlist.c": set(),
     "kv/blockhash.c": set(),
     "kv/blockpool.c": set(),

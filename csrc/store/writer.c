@@ -336,10 +336,6 @@ void shms_writer_free(shms_writer *w) {
 
 void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
-uint64_t shms_writer_damaged(const shms_writer *w) { return w ? w->damaged : 0; }
-
-uint32_t shms_writer_arena(const shms_writer *w) { return w ? w->seg.arena : 0; }
-
 uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
     const shms_layout *l = w ? &w->seg.layout : NULL;
     place[0] = w ? l->capacity : 0;
@@ -347,19 +343,19 @@ uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
     return w ? (uint64_t)(uintptr_t)w->seg.data : 0;
 }
 
-uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
+uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place) {
     if (!w)
         return 0;
     shms_layout_options(out, &w->seg.layout);
+    place[0] = w->seg.arena;
+    place[1] = w->damaged;
     return w->seg.sb->store;
 }
 
 int shms_writer_stats(shms_writer *w, shms_stats *out) {
-    int rc = shms_writer_enter(w);
+    int rc = shms_writer_enter_to_list(w);
     if (rc)
         return rc;
-    if ((rc = shms_delete_all_dropped(w)))
-        return shms_writer_leave(w, rc);
     const shms_layout *l = &w->seg.layout;
     const shms_writer_table *t = w->seg.writer;
     *out = (shms_stats){.capacity = l->capacity,

@@ -182,6 +182,8 @@ void shms_batch_note(shms_batch *b, int fresh);
 /* ---- keys.c ---- */
 
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
+/* For calls that list or count: first deletes all that other writers have dropped. */
+int shms_writer_enter_to_list(struct shms_writer *w);
 
 /* ---- writer.c ---- */
 

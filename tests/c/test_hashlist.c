@@ -41,13 +41,3 @@ TEST(a_list_returns_what_was_appended) {
     shms_hashlist_free(other);
     shms_hashlist_free(NULL);
 }
-
-TEST(every_code_has_its_own_meaning) {
-    for (int a = -127; a <= -101; a++)
-        for (int b = -127; b < a; b++) {
-            int both = strcmp(shms_kv_meaning(a), "an unknown code") && strcmp(shms_kv_meaning(b), "an unknown code");
-            CHECK(!both || strcmp(shms_kv_meaning(a), shms_kv_meaning(b)));
-        }
-    CHECK(!strcmp(shms_kv_meaning(7), "an unknown code"));
-    CHECK(strcmp(shms_kv_meaning(SHMS_KV_EFULL), "an unknown code"));
-}

@@ -60,7 +60,7 @@ TEST(a_store_has_one_writer_and_each_rank_one_reader) {
     CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&r2, name, 0, NULL));
     CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, 2, NULL));
     CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, SHMS_MAX_READERS, NULL));
-    CHECK_EQ(shms_reader_store(r), shms_writer_options(w, &o));
+    CHECK_EQ(shms_reader_store(r), shms_writer_options(w, &o, (uint64_t[2]){0}));
     shms_reader *other = attach(name, 1);
     shms_reader_free(other);
     shms_reader_free(r);
@@ -219,12 +219,11 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_delete(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_clear(h, "", 0));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_count(h));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_keys(h, "", 0, NULL, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stats(h, &stats));
         CHECK_EQ(SHMS_ECLOSED, verb_unprotect(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_track_events(h, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_events(h, 0, NULL, sizes));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_stored(h, NULL, sizes));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_stored(h, "", 0, NULL, sizes));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_tier(h, &stats.tier)); /* the words may be a successor's */
         CHECK_EQ(SHMS_ECLOSED, shms_writer_clear_tier(h, 9));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_tier_cleared(h, &size));
@@ -237,7 +236,7 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_OK, shms_reader_close(readers[i]));
         CHECK_EQ(SHMS_OK, shms_writer_close(h, 1));
         shms_options o;
-        uint64_t store = shms_writer_options(h, &o); /* these two work after a close, too */
+        uint64_t store = shms_writer_options(h, &o, (uint64_t[2]){0}); /* these two work after a close, too */
         CHECK_EQ(h != NULL, store != 0);
         CHECK_EQ(store, shms_reader_store(readers[i]));
     }
@@ -412,17 +411,16 @@ TEST(a_view_has_the_checked_lengths_even_if_the_slot_changes) {
 TEST(keys_come_in_order_of_age) {
     const char *name = store_name("keys");
     shms_writer *w = make(name, 1024, 1, 64);
-    uint8_t out[200];
-    uint64_t size = 0;
+    uint8_t out[200], *p = out;
+    uint64_t size[2] = {0};
     for (char c = 'a'; c < 'a' + 10; c++) /* 8 fit: a and b go */
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "d", 1));
-    CHECK_EQ(SHMS_OK, shms_writer_keys(w, "", 0, out, &size)); /* asks how much room it needs */
-    CHECK_EQ(7 * 5, size);
-    CHECK_EQ(SHMS_OK, shms_writer_keys(w, "", 0, out, &size));
-    const uint8_t *p = out;
-    for (const char *expected = "cefghij"; *expected; expected++, p += 5)
-        CHECK(!memcmp(p, "\1\0\0", 4) && p[4] == (uint8_t)*expected);
+    CHECK_EQ(SHMS_OK, shms_writer_stored(w, "", 0, out, size)); /* asks how much room it needs */
+    CHECK_EQ(7 * (sizeof(shms_event) + 1), size[0]);
+    CHECK_EQ(SHMS_OK, shms_writer_stored(w, "", 0, out, size));
+    for (const char *expected = "cefghij"; *expected; expected++, p += sizeof(shms_event) + 1)
+        CHECK_EQ(*expected, p[sizeof(shms_event)]);
     CHECK_EQ(7, shms_writer_count(w));
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(0, stats_of(w).objects);
@@ -519,7 +517,7 @@ TEST(a_prefaulted_segment_works_like_any_other) {
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_writer_free(w);
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    CHECK_EQ(o.flags, (shms_writer_options(w, &o), o.flags));
+    CHECK_EQ(o.flags, (shms_writer_options(w, &o, (uint64_t[2]){0}), o.flags));
     end_writer(w);
 }
 
