@@ -402,7 +402,7 @@ class Writer:
         return require(lib.shms_writer_track_events(self._w, log_bytes))
 
     def stored(self, prefix: bytes = b"") -> tuple[list[Event], int]:
-        """Return the objects of keys that begin with `prefix` as puts, oldest first, and the position of that moment."""
+        """Return the objects of keys that begin with `prefix` as puts, oldest first, and their position."""
         packed, words = _filled(lib.shms_writer_stored, self._w, prefix, len(prefix))
         return _split_events(packed, len(packed)), words[1]
 
