@@ -264,9 +264,11 @@ static void check_rank(const shms_inspector *i, const shms_attendance *who, uint
         add(f, SHMS_F_UNATTACHED, 0, r, 0, 0);
 }
 
-static void pass(const shms_inspector *i, object *objects, shms_lease_record *open, bool *listed, findings *f) {
+static int pass(const shms_inspector *i, object *objects, shms_lease_record *open, bool *listed, findings *f) {
     shms_attendance who;
-    shms_inspector_attend(i, &who);
+    int rc = shms_inspector_attend(i, &who);
+    if (rc)
+        return rc;
     for (uint32_t w = 0; w < i->seg.layout.n_writers; w++) {
         const shms_writer_table *t = shms_segment_writer(&i->seg, w);
         uint64_t hands[] = {shms_get(&t->hand), shms_get(&t->small_hand)};
@@ -280,6 +282,7 @@ static void pass(const shms_inspector *i, object *objects, shms_lease_record *op
     }
     for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
         check_rank(i, &who, r, f);
+    return SHMS_OK;
 }
 
 /* Are two findings the same? For a sum, `expected` must also be the same. Elsewhere it is a limit that keeps
@@ -301,13 +304,13 @@ int64_t shms_inspector_verify(shms_inspector *i, shms_finding *out, uint64_t roo
     shms_finding *again = malloc((2 * room + 1) * sizeof *again);
     findings f = {.out = out, .room = room};
     if (objects && open && listed && again)
-        pass(i, objects, open, listed, &f);
+        rc = pass(i, objects, open, listed, &f);
     else
         rc = SHMS_ENOMEM;
     for (int k = 1; rc == SHMS_OK && f.n && k < SHMS_VERIFY_PASSES; k++) {
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
         findings g = {.out = again, .room = 2 * room};
-        pass(i, objects, open, listed, &g);
+        rc = pass(i, objects, open, listed, &g);
         uint64_t kept = 0;
         for (uint64_t a = 0; a < f.n; a++)
             for (uint64_t b = 0; b < g.n; b++)

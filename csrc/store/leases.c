@@ -105,7 +105,10 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
 
 uint32_t shms_leases_take(shms_leases *l) { return l->n_free ? l->free[--l->n_free] : SHMS_NONE; }
 
-void shms_leases_untake(shms_leases *l, uint32_t entry) { l->free[l->n_free++] = entry; }
+void shms_leases_untake(shms_leases *l, uint32_t entry) {
+    if (entry != SHMS_NONE)
+        l->free[l->n_free++] = entry;
+}
 
 uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint32_t group, uint64_t now_ns) {
     shms_lease *e = &l->table[entry];

@@ -6,7 +6,6 @@
  *   region.
  * - The rank's lock is held until the reader is closed *and* its last view is released. Otherwise the writer would find
  *   the lock free and ignore the pins of those views.
- * - Leases wait for a reader only until it is closed, because a closed reader can never read again.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -9,11 +9,8 @@
  *
  * Liveness is an open-file-description lock on one byte for each process: byte w for writer w, and byte
  * SHMS_MAX_WRITERS + r for rank r.
- * - The kernel drops the lock when the last descriptor and the last mapping of that opening are gone, however the
- *   process dies.
- * - No descriptor of that opening stays open here. One mapped page keeps the lock; it cannot be read, and no child
- *   inherits it.
- * - So the lock ends with the process, not with its last child, and no stray close() ends it earlier.
+ * - It ends with the process, however that dies, and not with its last child; no stray close() ends it earlier. What
+ *   keeps it is in segment.c.
  * - A process that writes into an arena's data for its writer, as a tier's client does, locks these bytes first. It
  *   ends when the writer dies. Until then nobody takes the arena over: a successor waits for a second, then fails.
  *

@@ -121,8 +121,7 @@ typedef struct shms_expected {
     const shms_options *options; /* those it was created with, but for SHMS_EPHEMERAL; NULL: any */
 } shms_expected;
 
-/* A reference, unpacked. Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then id,
- * lease and tag (8 each). A reader trusts no field, and compares each with the slot table. */
+/* A reference, unpacked; ref.h has the 40 bytes. A reader trusts no field, and compares each with the slot table. */
 typedef struct shms_ref {
     uint32_t store; /* which store: the superblock's random number */
     uint32_t slot;

@@ -75,8 +75,7 @@ uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out);
 /* The same in the order of their ids. */
 uint32_t shms_slots_by_age(const shms_slot *slots, uint32_t n, uint32_t *out);
 
-/* The words of shms_writer_table.tier are statistics only, like the counters. */
-/* A record of plain words that is part of a table. */
+/* A record of plain words that is part of a table: counters, or the figures of a tier. */
 static inline void shms_words_read(const shms_word *words, void *out, size_t size) {
     for (size_t i = 0; i < size / sizeof *words; i++)
         ((uint64_t *)out)[i] = shms_get(&words[i]);
