@@ -1,7 +1,7 @@
 /* test_ghosts.c - the list of evicted keys, in caller's memory, compared with a plain LRU stack; and in a store. */
 #include "store/ghosts.h"
 
-#include "support.h"
+#include "fixture.h"
 
 #define SLOTS 64
 #define UNIT 100
@@ -90,29 +90,27 @@ TEST(an_old_a_deleted_and_a_cleared_key_are_no_ghosts) {
     CHECK_EQ(0, shms_ghosts_put(&g, hash(5), UNIT));
 }
 
-static shms_stats stats(shms_writer *w) {
+static shms_stats stats(void) {
     shms_stats s;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &s));
     return s;
 }
 
-static void put(shms_writer *w, int key) { CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", key), 64, 1, NULL)); }
+static void put(int key) { CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", key), 64, 1, NULL)); }
 
 static void the_store_remembers_whether_an_object_was_used(bool used) {
-    shms_options o = {.capacity = 100 * 128, .n_readers = 1, .max_objects = 256};
-    shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("used"), &o));
-    put(w, 0);
+    open_store("used", (shms_options){.capacity = 100 * 128, .n_readers = 1, .max_objects = 256}, 0);
+    put(0);
     CHECK_EQ(used, shms_writer_touch(w, used ? "k0" : "none", used ? 2 : 4));
     int next = 1;
     while (shms_writer_has(w, "k0", 2))
-        put(w, next++);
+        put(next++);
     for (int i = 0; i < 80; i++)
-        put(w, next++);
-    put(w, 0);
-    CHECK_EQ(used, stats(w).counters.more_hits_at_1_5x);
-    CHECK_EQ(1, stats(w).counters.more_hits_at_2x);
-    end_writer(w);
+        put(next++);
+    put(0);
+    CHECK_EQ(used, stats().counters.more_hits_at_1_5x);
+    CHECK_EQ(1, stats().counters.more_hits_at_2x);
+    end();
 }
 
 TEST(each_in_all_its_cases) {

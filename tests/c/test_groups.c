@@ -89,6 +89,26 @@ TEST(a_lease_gets_its_group_once) {
     end();
 }
 
+TEST(a_ticket_is_not_committed_for_a_group_that_does_not_exist) {
+    begin(RANKS);
+    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "l", 1, NULL, 0, NULL, 0, SIZE, 0, 1));
+    CHECK_EQ(SHMS_EINVAL, shms_batch_commit(w, &b, NONE, 0));
+    CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, SECOND, 0)); /* the ticket has not ended */
+    end();
+}
+
+/* Reads that came before the lease got its group count. */
+TEST(an_address_may_release) {
+    begin(RANKS);
+    CHECK_EQ(SHMS_OK, put_for("k", ALL));
+    read_by(2);
+    read_by(3);
+    CHECK(!all_may_go()); /* and a search remembers it */
+    CHECK_EQ(1, shms_writer_assign_group(w, ref, SECOND));
+    CHECK(all_may_go());
+    end();
+}
+
 TEST(an_address_may_free_a_lease_entry) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));

@@ -425,6 +425,42 @@ TEST(a_choice_yields_to_waiting_threads) {
     end();
 }
 
+static _Atomic bool deleting;
+
+static void *delete_some(void *arg) {
+    uint64_t seed = (uintptr_t)arg;
+    while (deleting) {
+        const char *some = key_of("k", 1000000 + below(&seed, 3000));
+        shms_writer_delete(w, some, 8);
+        shms_writer_touch(w, some, 8);
+    }
+    return NULL;
+}
+
+/* Objects of the kind leave and are used while a put chooses among them. */
+TEST(others_may_delete_and_use_what_is_chosen) {
+    pthread_t threads[2];
+    uint64_t seed = 5;
+    begin(600 * KIB, 4096, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 300 * KIB));
+    deleting = true;
+    for (uintptr_t i = 0; i < 2; i++)
+        CHECK_EQ(0, pthread_create(&threads[i], NULL, delete_some, (void *)(i + 1)));
+    for (int i = 0; i < 20000; i++) {
+        int rc = put(1000000 + below(&seed, 3000), 128 + 64 * below(&seed, i % 50 ? 20 : 2000), below(&seed, 3));
+        CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS);
+        if (rc == SHMS_OK)
+            CHECK_EQ(1, shms_reader_release(readers[0], ref));
+        CHECK(info(encoder).bytes <= 300 * KIB);
+        if (i % 500 == 0)
+            CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    }
+    deleting = false;
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    end();
+}
+
 /* ---- at random ---- */
 
 static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t flags) {

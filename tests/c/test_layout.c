@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#include "support.h"
+#include "fixture.h"
 
 /* Replaces the C library's function: the file system is as full as the test says. */
 static uint64_t space = UINT64_MAX;
@@ -135,13 +135,9 @@ TEST(every_word_is_where_it_was) {
 }
 
 TEST(the_example_of_the_header_is_true_byte_for_byte) {
-    const char *name = store_name("example");
-    shms_options o = {.capacity = 4096, .n_readers = 1};
-    shms_writer *w;
-    uint8_t ref[SHMS_REF_SIZE];
     char payload[5] = {1, 2, 3, 4, 5};
     shms_piece piece = {0, 5, (uint64_t)(uintptr_t)payload};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("example", (shms_options){.capacity = 4096, .n_readers = 1}, 0);
     CHECK(!memcmp(w->seg.sb, "SHMSTOR1", 8));
     memset(w->seg.data, 0, 4096);
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 64, 1, ref));
@@ -176,10 +172,8 @@ static void books_stay_within(uint32_t n, uint32_t readers, uint32_t writers) {
     CHECK(l.max_leases >= 1024);
     if (readers > 2 || writers > 2 || n != 100000)
         return;
-    const char *name = store_name("books"); /* there is nothing besides these parts */
-    shms_writer *w;
     shms_stats stats;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("books", o, 0); /* there is nothing besides these parts */
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
     CHECK_EQ(control, stats.control_bytes);
     CHECK_EQ(heap + shms_ghosts_memory(n), stats.heap_bytes); /* ghosts take memory as keys are evicted */
@@ -205,18 +199,14 @@ static uint64_t file_size;
 
 static void make_victim(void) {
     shms_options o = {.capacity = 10000, .max_object_size = 5000, .n_readers = 2, .max_objects = 21};
-    shms_writer *w;
-    shms_reader *r;
-    uint8_t ref[SHMS_REF_SIZE];
-    victim = store_name("victim");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, victim, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, victim, 0, NULL));
+    open_store("victim", o, 1);
+    victim = name;
     for (int i = 0; i < 5; i++)
         CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 300, (uint64_t)i, ref));
     CHECK_EQ(SHMS_OK, put_marked(w, "cached", 300, 9, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "k1", 2));
     CHECK_EQ(1, shms_writer_delete(w, "cached", 6));
-    shms_reader_free(r);
+    detach(0);
     file_size = w->seg.layout.file_size;
     shms_writer_close(w, 0);
     shms_writer_free(w);
@@ -395,11 +385,8 @@ TEST(an_open_during_a_creation_finds_a_whole_store_or_none) {
 }
 
 TEST(a_segment_that_lost_its_reservation_gets_it_back) {
-    const char *name = store_name("sparse");
-    shms_options o = {.capacity = 1 << 22, .n_readers = 1, .max_objects = 4};
     struct stat st;
-    shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("sparse", (shms_options){.capacity = 1 << 22, .n_readers = 1, .max_objects = 4}, 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 3000, 1, NULL));
     off_t data = (off_t)w->seg.layout.data_at;
     shms_writer_close(w, 0);
@@ -425,11 +412,8 @@ TEST(a_segment_that_lost_its_reservation_gets_it_back) {
 }
 
 TEST(a_refused_recovery_leaves_the_name_of_the_dead_writers_segment) {
-    const char *name = store_name("refused");
-    shms_options o = {.capacity = 4096, .n_readers = 1, .max_objects = 4};
-    uint8_t ref[SHMS_REF_SIZE];
-    shms_writer *w, *refused;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    shms_writer *refused;
+    open_store("refused", (shms_options){.capacity = 4096, .n_readers = 1, .max_objects = 4}, 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0)); /* its mapping stays */
     shms_set(&w->seg.writer->pid, 1);

@@ -4,11 +4,10 @@
  */
 #include <pthread.h>
 
-#include "support.h"
+#include "fixture.h"
 
 enum { N = 20000, MOST = N / 2 }; /* on a busy machine the other thread misses many turns */
 
-static shms_writer *w;
 static const char *visit;       /* the step of each object, or lease */
 static void (*meanwhile)(void); /* what the other thread does as soon as the visitor has begun */
 static pthread_t visitor, other;
@@ -58,7 +57,7 @@ static void start(const char *label, void (*does)(void)) {
     shms_step_hook = count;
 }
 
-static void end(uint64_t n) {
+static void expect(uint64_t n) {
     CHECK(pthread_join(other, NULL) == 0);
     shms_step_hook = NULL;
     CHECK_EQ(n, visited + deleted);
@@ -66,17 +65,9 @@ static void end(uint64_t n) {
 }
 
 static void setup(bool leased) {
-    uint8_t ref[SHMS_REF_SIZE];
-    shms_options o = {.capacity = 2 * N * 128, .n_readers = 1, .max_objects = 2 * N};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("yields"), &o));
+    open_store("yields", (shms_options){.capacity = 2 * N * 128, .n_readers = 1, .max_objects = 2 * N}, 0);
     for (int i = 0; i < N; i++)
         CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 1, 1, leased ? ref : NULL));
-}
-
-static void teardown(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_writer_free(w);
-    store_names_left();
 }
 
 enum { FRESH = 10 };
@@ -92,11 +83,11 @@ TEST(a_clear_lets_others_in_and_leaves_what_they_put) {
     setup(false);
     start("D1", put_fresh);
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    end(N);
+    expect(N);
     CHECK_EQ(FRESH, shms_writer_count(w));
     for (int i = 0; i < FRESH; i++)
         CHECK_EQ(1, shms_writer_has(w, key_of("f", i), 2));
-    teardown();
+    end();
 }
 
 static uint8_t late[2][SHMS_REF_SIZE]; /* the first may take an entry that has just been ended, the second does not */
@@ -111,10 +102,10 @@ TEST(the_end_of_all_leases_lets_others_in_and_leaves_what_they_open) {
     offered = true;
     start("C1", hand_out);
     CHECK_EQ(N, shms_writer_cancel_all(w));
-    end(N);
+    expect(N);
     for (int i = 0; i < 2; i++)
         CHECK_EQ(1, shms_writer_cancel(w, late[i]));
-    teardown();
+    end();
 }
 
 /* ---- deleted objects that are protected ---- */
@@ -144,7 +135,7 @@ TEST(one_deleted_object_that_stays_makes_no_other_call_visit_all) {
     CHECK_EQ(SHMS_OK, verb_protect(w, "k7", 2));
     CHECK_EQ(1, shms_writer_delete(w, "k7", 2));
     CHECK(unprotect() < 10 * before + 2e-6);
-    teardown();
+    end();
 }
 
 TEST(deleted_objects_stay_until_the_protection_of_their_keys_ends) {
@@ -161,5 +152,5 @@ TEST(deleted_objects_stay_until_the_protection_of_their_keys_ends) {
         CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     }
     CHECK_EQ(SHMS_OK, put_marked(w, "all", w->seg.layout.capacity - SHMS_ALIGN, 9, NULL));
-    teardown();
+    end();
 }
