@@ -71,7 +71,10 @@ int shms_inspector_enter(const shms_inspector *i) {
     return (uint64_t)st.st_size < i->seg.layout.file_size ? SHMS_ECORRUPT : SHMS_OK;
 }
 
-void shms_inspector_attend(const shms_inspector *i, shms_attendance *out) {
+int shms_inspector_attend(const shms_inspector *i, shms_attendance *out) {
+    int rc = shms_inspector_enter(i);
+    if (rc)
+        return rc;
     for (uint32_t r = 0; r < i->seg.layout.n_readers; r++) {
         uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&i->seg, r)->epoch, memory_order_seq_cst);
         out->here[r] = shms_segment_held(&i->seg, (int)r);
@@ -79,6 +82,7 @@ void shms_inspector_attend(const shms_inspector *i, shms_attendance *out) {
     }
     for (uint32_t w = 0; w < i->seg.layout.n_writers; w++)
         out->writer_gone[w] = !shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(w));
+    return SHMS_OK;
 }
 
 static int enter_arena(const shms_inspector *i, uint64_t arena) {
@@ -140,16 +144,12 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
     const shms_layout *l = &i->seg.layout;
     const shms_slot *s = shms_segment_slot(&i->seg, slot);
     for (int t = 0;; t++) {
-        shms_slot copy = {0};
         uint64_t state = get_acquire(&s->state), id = get_acquire(&s->id);
         if (state == SHMS_FREE)
             return false;
         SHMS_LOOK("slot");
-        shms_set(&copy.offset, shms_get(&s->offset));
-        shms_set(&copy.length, shms_get(&s->length));
-        shms_set(&copy.head, shms_get(&s->head));
-        uint64_t flags = shms_get(&s->flags);
-        shms_set(&copy.flags, flags);
+        shms_slot copy = shms_slot_copy(s, id);
+        uint64_t flags = shms_get(&copy.flags);
         *out = (shms_slot_record){.slot = slot,
                                   .writer = shms_arena_of(l, slot),
                                   .state = state,
@@ -222,11 +222,10 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
 
 int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *out, uint64_t room) {
     shms_attendance who;
-    int rc = shms_inspector_enter(i);
+    uint64_t n = 0;
+    int rc = shms_inspector_attend(i, &who);
     if (rc)
         return rc;
-    shms_inspector_attend(i, &who);
-    uint64_t n = 0;
     for (; *at < shms_all_slots(&i->seg.layout) && n < room; ++*at)
         n += shms_inspector_slot(i, &who, (uint32_t)*at, &out[n]);
     return (int64_t)n;
@@ -234,11 +233,10 @@ int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *
 
 int64_t shms_inspector_leases(shms_inspector *i, uint64_t *at, shms_lease_record *out, uint64_t room) {
     shms_attendance who;
-    int rc = shms_inspector_enter(i);
+    uint64_t n = 0;
+    int rc = shms_inspector_attend(i, &who);
     if (rc)
         return rc;
-    shms_inspector_attend(i, &who);
-    uint64_t n = 0;
     for (; *at < shms_all_leases(&i->seg.layout) && n < room; ++*at)
         n += shms_inspector_lease(i, &who, (uint32_t)*at, &out[n]);
     return (int64_t)n;
@@ -327,13 +325,12 @@ static void sum_holdings(const shms_inspector *i, const shms_attendance *who, ui
 
 int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
     shms_attendance who;
-    int rc = shms_inspector_enter(i);
+    int rc = shms_inspector_attend(i, &who);
     if (rc)
         return rc;
     uint64_t (*owed)[4] = calloc(shms_all_slots(&i->seg.layout), sizeof *owed);
     if (!owed)
         return SHMS_ENOMEM;
-    shms_inspector_attend(i, &who);
     for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
         read_rank(i, r, &out[r]);
     sum_holdings(i, &who, owed, out);

@@ -21,7 +21,8 @@ typedef struct shms_attendance {
 
 /* Returns an error if the handle cannot be used, or if its file was truncated after it was mapped. */
 int shms_inspector_enter(const shms_inspector *i);
-void shms_inspector_attend(const shms_inspector *i, shms_attendance *out);
+/* The same, and who is there. */
+int shms_inspector_attend(const shms_inspector *i, shms_attendance *out);
 /* Reads one record. False: the slot or entry is free. */
 bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, uint32_t slot, shms_slot_record *out);
 bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, uint32_t entry, shms_lease_record *out);

@@ -89,8 +89,6 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint6
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
     if (rc == SHMS_OK && !shms_segment_unlink_last(&seg)) /* only if it still names this file */
         rc = SHMS_EWRITERACTIVE;
-    int saved = errno;
     shms_segment_close(&seg);
-    errno = saved;
     return rc;
 }

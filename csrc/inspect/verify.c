@@ -54,13 +54,6 @@ static int by_number(const void *a, const void *b) {
     return compare(((const shms_lease_record *)a)->number, ((const shms_lease_record *)b)->number);
 }
 
-static uint64_t hash(const uint8_t *p, uint64_t n) {
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
-    for (uint64_t k = 0; k < n; k++)
-        h = (h ^ p[k]) * UINT64_C(0x100000001b3);
-    return h;
-}
-
 static uint64_t next_id(const shms_writer_table *t) { return atomic_load_explicit(&t->next_id, memory_order_acquire); }
 static uint64_t next_lease(const shms_writer_table *t) {
     atomic_thread_fence(memory_order_acquire);
@@ -95,10 +88,9 @@ static bool check_slot(const shms_inspector *i, const shms_writer_table *t, cons
 
 /* Would another writer find the object by its key? A key comes into the index before its object is LIVE, and goes after
  * it has been deleted or evicted. */
-static bool is_indexed(const shms_inspector *i, const shms_slot_record *s) {
+static bool is_indexed(const shms_inspector *i, const shms_slot_record *s, uint64_t hash) {
     uint32_t n_slots = (uint32_t)i->seg.layout.max_objects, slot;
     const shms_index x = {.mask = (uint32_t)(shms_index_memory(n_slots) / SHMS_INDEX_LINE) - 1, .n_slots = n_slots};
-    uint64_t hash = shms_hash_key(i->seg.sb->secret, (const char *)shms_inspector_bytes(i, s), (uint32_t)s->key_len);
     shms_candidates c =
         shms_index_look(&x, shms_segment_at(&i->seg, i->seg.layout.index_at, (uint32_t)s->writer), hash);
     do
@@ -125,13 +117,14 @@ static void check_slots(const shms_inspector *i, const shms_attendance *who, uin
         kinds[s.kind][1]++;
         if (!check_slot(i, t, &s, flags, f))
             continue;
-        if (s.state == SHMS_LIVE && !s.deleted && !is_indexed(i, &s))
+        uint64_t hash = shms_hash_key(i->seg.sb->secret, (const char *)data + s.offset, (uint32_t)s.key_len);
+        if (s.state == SHMS_LIVE && !s.deleted && !is_indexed(i, &s, hash))
             add(f, SHMS_F_INDEX, arena, k, s.id, 0);
         objects[n++] = (object){.slot = k,
                                 .offset = s.offset,
                                 .end = s.offset + s.span,
                                 .id = s.id,
-                                .key_hash = s.deleted ? 0 : hash(data + s.offset, s.key_len),
+                                .key_hash = hash,
                                 .key_len = s.key_len,
                                 .keyed = !s.deleted};
     }
@@ -271,9 +264,11 @@ static void check_rank(const shms_inspector *i, const shms_attendance *who, uint
         add(f, SHMS_F_UNATTACHED, 0, r, 0, 0);
 }
 
-static void pass(const shms_inspector *i, object *objects, shms_lease_record *open, bool *listed, findings *f) {
+static int pass(const shms_inspector *i, object *objects, shms_lease_record *open, bool *listed, findings *f) {
     shms_attendance who;
-    shms_inspector_attend(i, &who);
+    int rc = shms_inspector_attend(i, &who);
+    if (rc)
+        return rc;
     for (uint32_t w = 0; w < i->seg.layout.n_writers; w++) {
         const shms_writer_table *t = shms_segment_writer(&i->seg, w);
         uint64_t hands[] = {shms_get(&t->hand), shms_get(&t->small_hand)};
@@ -287,6 +282,7 @@ static void pass(const shms_inspector *i, object *objects, shms_lease_record *op
     }
     for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
         check_rank(i, &who, r, f);
+    return SHMS_OK;
 }
 
 /* Are two findings the same? For a sum, `expected` must also be the same. Elsewhere it is a limit that keeps
@@ -308,13 +304,13 @@ int64_t shms_inspector_verify(shms_inspector *i, shms_finding *out, uint64_t roo
     shms_finding *again = malloc((2 * room + 1) * sizeof *again);
     findings f = {.out = out, .room = room};
     if (objects && open && listed && again)
-        pass(i, objects, open, listed, &f);
+        rc = pass(i, objects, open, listed, &f);
     else
         rc = SHMS_ENOMEM;
     for (int k = 1; rc == SHMS_OK && f.n && k < SHMS_VERIFY_PASSES; k++) {
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
         findings g = {.out = again, .room = 2 * room};
-        pass(i, objects, open, listed, &g);
+        rc = pass(i, objects, open, listed, &g);
         uint64_t kept = 0;
         for (uint64_t a = 0; a < f.n; a++)
             for (uint64_t b = 0; b < g.n; b++)

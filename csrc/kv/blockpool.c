@@ -27,7 +27,7 @@
  *      appends it when ref reaches 0. The flag `out` prevents that an id given twice is appended twice.
  *   3. A key is in the map if and only if a block has it. Only add_key and drop_key write these, and both write
  *      both. */
-#include "blockpool_impl.h"
+#include "blockpool.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -27,6 +27,5 @@ enum {
     SHMS_KV_BAD_TABLE = -126, /* a request's table names a block that is free, or has a null block after a real one */
     SHMS_KV_BAD_HOLDERS = -127 /* the number of requests that hold blocks of a group is not its counter */
 };
-const char *shms_kv_meaning(int code); /* one line for a code; never NULL */
 /* cdef: end */
 #endif

@@ -32,7 +32,7 @@
  * `settled` is the largest T such that an allocate with passed <= computed, computed + new + lookahead <= T would find no
  * block to add (T <= blocks * size), none to key (T < (cached + 1) * size) and none to skip. It does not depend on
  * other requests, because it is about this request's table only. */
-#include "kvcache_impl.h"
+#include "kvcache.h"
 
 #include <stdlib.h>
 #include <string.h>

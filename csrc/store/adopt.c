@@ -9,7 +9,6 @@
 
 #include <string.h>
 
-#include "outlast.h"
 #include "step.h"
 
 #define SCAN_AT_ONCE 256 /* slots between two yields of the mutex */
@@ -116,11 +115,7 @@ const uint8_t *shms_object_of(const struct shms_writer *w, uint32_t slot, shms_s
     uint64_t id = atomic_load_explicit(&s->id, memory_order_acquire);
     if (!shms_slot_whole(s)) /* after the id, and before the words: they are of that object, or of a later one */
         return NULL;
-    *seen = (shms_slot){.id = id,
-                        .offset = shms_get(&s->offset),
-                        .length = shms_get(&s->length),
-                        .head = shms_get(&s->head),
-                        .flags = shms_get(&s->flags)};
+    *seen = shms_slot_copy(s, id);
     return shms_slot_bounded(seen, l->capacity)
                ? w->seg.all_data + shms_address(l, shms_arena_of(l, slot), shms_get(&seen->offset))
                : NULL;

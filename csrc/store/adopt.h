@@ -25,7 +25,7 @@ void shms_holds_begin(const shms_segment *seg, bool keep);
 /* B1, B2: pins the object of another writer, if it is still there and LIVE. In EVICTING it is a miss, without a wait. */
 bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id);
 /* The same for an object that this writer has leased, which the owner may be asking about: waits until it has decided, as
- * long as outlast.h says. 1: pinned. 0: it is gone. SHMS_EBUSY: the owner was stopped meanwhile. */
+ * long as segment.h says. 1: pinned. 0: it is gone. SHMS_EBUSY: the owner was stopped meanwhile. */
 int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
 /* B5; also for a pin that missed. */
 void shms_holds_unpin(const shms_segment *seg, uint32_t slot);

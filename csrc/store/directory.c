@@ -46,7 +46,7 @@ void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot) {
 
 void shms_protect_slot(struct shms_writer *w, uint32_t slot, bool on) {
     w->protected[slot] = on;
-    shms_zones_stale_slot(&w->zones, slot);
+    shms_ring_stale_slot(&w->ring, slot);
 }
 
 static shms_kept *find_kept(const struct shms_writer *w, uint64_t hash) {

@@ -96,7 +96,7 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_leases_close(&w->leases, entry); /* counts the release of another's object */
     if (shms_is_own(&w->seg, slot))
-        shms_zones_stale_slot(&w->zones, slot - w->leases.base);
+        shms_ring_stale_slot(&w->ring, slot - w->leases.base);
 }
 
 /* 1: the object is here, and `ref` is what a writer packed. 0: it is gone. Or an error. */
@@ -167,7 +167,7 @@ int shms_writer_assign_group(shms_writer *w, const uint8_t *packed, uint32_t gro
         shms_leases_assign_group(&w->leases, ref.entry, group);
         /* the object may go earlier than a survey or a sweep has found */
         if (shms_is_own(&w->seg, ref.slot))
-            shms_zones_stale_slot(&w->zones, ref.slot - w->leases.base);
+            shms_ring_stale_slot(&w->ring, ref.slot - w->leases.base);
         else
             shms_holds_count(&w->seg, ref.slot);
         w->to_sweep = w->leases.n_entries;

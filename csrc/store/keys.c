@@ -78,7 +78,7 @@ int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
-static int enter_to_list(struct shms_writer *w) {
+int shms_writer_enter_to_list(struct shms_writer *w) {
     int rc = shms_writer_enter(w);
     if (rc == SHMS_OK && (rc = shms_delete_all_dropped(w)))
         shms_writer_leave(w, rc);
@@ -86,7 +86,7 @@ static int enter_to_list(struct shms_writer *w) {
 }
 
 int64_t shms_writer_count(shms_writer *w) {
-    int rc = enter_to_list(w);
+    int rc = shms_writer_enter_to_list(w);
     return rc ? rc : shms_writer_leave(w, (int)(w->index.count - w->unfinished - w->indexed_free));
 }
 
@@ -95,48 +95,31 @@ static bool listed(const struct shms_writer *w, uint32_t slot, const char *prefi
     return shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s) && begins(w, s, prefix, prefix_len);
 }
 
-/* Copies the keys that begin with `prefix`, in order of age, each behind its length, or behind the head of an event. */
-static int list_keys(struct shms_writer *w, bool events, const char *prefix, uint32_t prefix_len, uint8_t *out,
-                     uint64_t *size) {
-    uint64_t room = *size;
-    *size = 0;
+int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
+    int rc = shms_writer_enter_to_list(w);
+    if (rc)
+        return rc;
+    uint64_t room = size[0];
+    size[0] = 0;
+    size[1] = shms_event_position(w);
     for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i])
         if (listed(w, i, prefix, prefix_len))
-            *size += (events ? sizeof(shms_event) : 4) + shms_slot_key_len(&w->seg.slots[i]);
-    if (*size == 0 || *size > room)
-        return SHMS_OK;
+            size[0] += sizeof(shms_event) + shms_slot_key_len(&w->seg.slots[i]);
+    if (size[0] == 0 || size[0] > room)
+        return shms_writer_leave(w, SHMS_OK);
     uint32_t slots = (uint32_t)w->seg.layout.max_objects, *order = malloc(slots * sizeof *order);
     uint32_t n = order ? shms_slots_by_age(w->seg.slots, slots, order) : SHMS_NONE;
-    int rc = n == SHMS_NONE ? SHMS_ENOMEM : SHMS_OK;
-    for (uint32_t i = 0; rc == SHMS_OK && i < n; i++) {
+    for (uint32_t i = 0; n != SHMS_NONE && i < n; i++) {
         const shms_slot *s = &w->seg.slots[order[i]];
         uint32_t len = shms_slot_key_len(s);
         if (!listed(w, order[i], prefix, prefix_len))
             continue;
-        if (events) {
-            shms_event_pack(&out, SHMS_EVENT_PUT, shms_get(&s->id), len);
-        } else {
-            memcpy(out, &len, 4);
-            out += 4;
-        }
+        shms_event_pack(&out, SHMS_EVENT_PUT, shms_get(&s->id), len);
         memcpy(out, w->seg.data + shms_get(&s->offset), len);
         out += len;
     }
     free(order);
-    return rc;
-}
-
-int shms_writer_keys(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
-    int rc = enter_to_list(w);
-    return rc ? rc : shms_writer_leave(w, list_keys(w, false, prefix, prefix_len, out, size));
-}
-
-int shms_writer_stored(shms_writer *w, uint8_t *out, uint64_t *size) {
-    int rc = enter_to_list(w);
-    if (rc)
-        return rc;
-    size[1] = shms_event_position(w);
-    return shms_writer_leave(w, list_keys(w, true, "", 0, out, size));
+    return shms_writer_leave(w, n == SHMS_NONE ? SHMS_ENOMEM : SHMS_OK);
 }
 
 int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes) {

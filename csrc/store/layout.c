@@ -16,6 +16,7 @@
 #include "index.h"
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
+#define FIXED_FLAGS (SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS) /* the other is in a word */
 #define MIN_LEASES 64
 #define SMALL_STORE 1024 /* objects; the tables of a smaller store are small in any case */
 
@@ -71,10 +72,9 @@ static int group_ranks(shms_layout *l, const shms_options *options) {
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page) {
     if (options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
         options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
-        options->n_writers > SHMS_MAX_WRITERS ||
-        (options->flags & ~(uint32_t)(SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS)))
+        options->n_writers > SHMS_MAX_WRITERS || (options->flags & ~(uint32_t)(FIXED_FLAGS | SHMS_EPHEMERAL)))
         return SHMS_EINVAL;
-    shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags};
+    shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags & FIXED_FLAGS};
     l.n_writers = options->n_writers ? options->n_writers : 1;
     l.capacity = shms_align_up(options->capacity, SHMS_ALIGN);
     l.max_object_size = options->max_object_size ? options->max_object_size : l.capacity;
@@ -165,20 +165,12 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
     if (of->page < 4096 || of->page > HUGE_PAGE || (of->page & (of->page - 1)) || of->n_readers > SHMS_MAX_READERS ||
         sb->store > UINT32_MAX || sb->check != shms_layout_check(sb))
         return SHMS_ECORRUPT;
-    shms_options options = {.capacity = of->capacity,
-                            .max_object_size = of->max_object_size,
-                            .n_readers = (uint32_t)of->n_readers,
-                            .max_objects = (uint32_t)of->max_objects,
-                            .n_writers = (uint32_t)of->n_writers,
-                            .flags = (uint32_t)of->flags};
-    for (uint64_t r = 0; r < of->n_readers; r++) { /* if these are no ranges, the groups computed differ */
-        uint32_t n = of->group_of[r] + 1u;
-        if (n > SHMS_MAX_GROUPS)
+    for (uint64_t r = 0; r < of->n_readers; r++)
+        if (of->group_of[r] >= SHMS_MAX_GROUPS)
             return SHMS_ECORRUPT;
-        options.group_sizes[n - 1]++;
-        options.n_groups = n > options.n_groups ? n : options.n_groups;
-    }
+    shms_options options;
     shms_layout l;
+    shms_layout_options(&options, of); /* if its groups are no ranges, those computed differ */
     if (shms_layout_compute(&l, &options, of->page) != SHMS_OK || memcmp(&l, of, sizeof l))
         return SHMS_ECORRUPT;
     if (file_size != l.file_size)

@@ -59,9 +59,7 @@ static void link_in(shms_leases *l, uint32_t entry, uint32_t slot) {
 void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, shms_writer_table *t, shms_lease *table,
                       const shms_slot *slots, const shms_segment *seg, bool keep) {
     *l = (shms_leases){.table = table,
-                       .next_lease = &t->next_lease,
-                       .published = &t->published,
-                       .open = &t->open_leases,
+                       .writer = t,
                        .seg = seg,
                        .base = seg ? seg->arena * (uint32_t)layout->max_objects : 0,
                        .n_entries = (uint32_t)layout->max_leases,
@@ -79,7 +77,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
         uint64_t number = shms_get(&e->number);
         uint32_t slot = shms_lease_slot(shms_get(&e->what)) - l->base;
         /* True if the writer died before L3: then nobody has the reference. */
-        bool unknown = number >= shms_get(l->published) && number < shms_get(l->next_lease);
+        bool unknown = number >= shms_get(&l->writer->published) && number < shms_get(&l->writer->next_lease);
         if (number && keep && seg && slot >= l->n_slots) {
             l->slot[i] = slot + l->base;
             l->next[i] = shms_lease_next(shms_get(&e->what)) - 1;
@@ -101,22 +99,24 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
         l->free[l->n_free++] = i;
     }
     SHMS_STEP("V4"); /* skips numbers that were taken and never published */
-    atomic_store_explicit(l->published, shms_get(l->next_lease), memory_order_seq_cst);
-    shms_set(l->open, open);
+    atomic_store_explicit(&l->writer->published, shms_get(&l->writer->next_lease), memory_order_seq_cst);
+    shms_set(&l->writer->open_leases, open);
 }
 
 uint32_t shms_leases_take(shms_leases *l) { return l->n_free ? l->free[--l->n_free] : SHMS_NONE; }
 
-void shms_leases_untake(shms_leases *l, uint32_t entry) { l->free[l->n_free++] = entry; }
+void shms_leases_untake(shms_leases *l, uint32_t entry) {
+    if (entry != SHMS_NONE)
+        l->free[l->n_free++] = entry;
+}
 
 uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint32_t group, uint64_t now_ns) {
     shms_lease *e = &l->table[entry];
-    uint64_t number = shms_get(l->next_lease);
+    uint64_t number = shms_get(&l->writer->next_lease);
     SHMS_STEP("L1");
-    atomic_store_explicit(l->next_lease, number + 1, memory_order_release);
-    atomic_thread_fence(
-        /* orders L1, and the 0 of C1, before the stores below; pairs with the inspector's second read */
-        memory_order_release);
+    atomic_store_explicit(&l->writer->next_lease, number + 1, memory_order_release);
+    /* orders L1, and the 0 of C1, before the stores below; pairs with the inspector's second read */
+    atomic_thread_fence(memory_order_release);
     /* of a list that others walk, also the next one; first_of() - 1 is SHMS_NONE at its end */
     shms_set(&e->what, shms_lease_what(slot, false, group, is_own(l, slot) ? 0 : first_of(l, slot) + 1));
     shms_set(&e->id, id);
@@ -125,8 +125,8 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     atomic_store_explicit(&e->number, number, memory_order_release);
     link_in(l, entry, slot);
     SHMS_STEP("L3"); /* pairs with A4: the base of a rank that attached earlier is not above this lease */
-    atomic_store_explicit(l->published, number + 1, memory_order_seq_cst);
-    shms_add(l->open, 1);
+    atomic_store_explicit(&l->writer->published, number + 1, memory_order_seq_cst);
+    shms_add(&l->writer->open_leases, 1);
     return number;
 }
 
@@ -160,7 +160,7 @@ void shms_leases_close(shms_leases *l, uint32_t entry) {
     if (after != SHMS_NONE)
         l->prev[after] = before;
     l->free[l->n_free++] = entry;
-    shms_add(l->open, (uint64_t)-1);
+    shms_add(&l->writer->open_leases, (uint64_t)-1);
 }
 
 /* As shms_reader_table_unpin_vain: if the slot has another object by now, its owner has marked the zone of this one. */
@@ -187,7 +187,7 @@ uint32_t shms_leases_next(shms_leases *l, uint32_t slot) {
 
 int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t taken) {
     uint32_t open = 0, listed = 0;
-    uint64_t next = shms_get(l->next_lease);
+    uint64_t next = shms_get(&l->writer->next_lease);
     for (uint32_t i = 0; i < l->n_entries; i++)
         open += shms_get(&l->table[i].number) != 0;
     uint32_t all = l->seg ? shms_all_slots(&l->seg->layout) : l->n_slots;
@@ -211,7 +211,7 @@ int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t tak
     for (uint32_t i = 0; i < l->n_free; i++)
         if (l->free[i] >= l->n_entries || shms_get(&l->table[l->free[i]].number))
             return SHMS_ECORRUPT;
-    return next == shms_get(l->published) && listed == open && open == shms_get(l->open) &&
+    return next == shms_get(&l->writer->published) && listed == open && open == shms_get(&l->writer->open_leases) &&
                    open + l->n_free + taken == l->n_entries
                ? SHMS_OK
                : SHMS_ECORRUPT;

@@ -16,9 +16,7 @@
 
 typedef struct shms_leases {
     shms_lease *table;
-    shms_word *next_lease; /* in the writer table */
-    shms_word *published;
-    shms_word *open;
+    shms_writer_table *writer;
     const shms_segment *seg; /* NULL: there are no other writers */
     uint32_t base;           /* the number of the first own slot among those of all arenas */
     uint32_t n_entries, n_slots, n_groups;
@@ -41,7 +39,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
 
 /* Takes a free entry, in the bookkeeping only. SHMS_NONE if there is no free entry. */
 uint32_t shms_leases_take(shms_leases *l);
-void shms_leases_untake(shms_leases *l, uint32_t entry);
+void shms_leases_untake(shms_leases *l, uint32_t entry); /* SHMS_NONE: nothing */
 /* L1, L2, L3: opens a lease for a group (as in slots.h) on a taken entry, and returns its number. The slot has its number
  * of all arenas, and B4 is part of it if the slot is another's. */
 uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint32_t group, uint64_t now_ns);

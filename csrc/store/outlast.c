@@ -1,5 +1,5 @@
 /*
- * outlast.c - see outlast.h.
+ * outlast.c - how a reader waits for the owner of an object in EVICTING.
  *
  * Why a reader need not wait for a dead writer:
  * 1. A writer that died in EVICTING has not reused the bytes and never will.
@@ -9,10 +9,9 @@
  * 4. Hence another R2c after R2p. It reads either the dead writer's last word, or the word of a successor that cannot
  *    have missed the pin.
  */
-#include "outlast.h"
-
 #include <sched.h>
-#include <time.h>
+
+#include "segment.h"
 
 #include "step.h"
 
@@ -21,12 +20,6 @@
  * some 0.1 to 0.2 ms, or with 32 writers 2 to 4 ms. It takes longer only if the writer is descheduled or stopped. */
 #define PATIENCE_NS UINT64_C(1000000000)
 #define TURNS 1000 /* before the first look at the clock */
-
-static uint64_t monotonic_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient) {
     const shms_slot *s = shms_segment_slot(seg, slot);
@@ -50,7 +43,7 @@ int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, b
             continue;
         if (!patient)
             return SHMS_EBUSY;
-        uint64_t now = monotonic_ns();
+        uint64_t now = shms_clock_ns(CLOCK_MONOTONIC);
         if (start == 0)
             start = now;
         else if (now - start > PATIENCE_NS)

@@ -6,15 +6,11 @@
  *   region.
  * - The rank's lock is held until the reader is closed *and* its last view is released. Otherwise the writer would find
  *   the lock free and ignore the pins of those views.
- * - Leases wait for a reader only until it is closed, because a closed reader can never read again.
  */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "outlast.h"
 #include "readers.h"
 #include "ref.h"
 #include "segment.h"
@@ -31,12 +27,6 @@ struct shms_reader {
     _Atomic uint64_t refs;
 };
 
-static uint64_t realtime_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static int take_rank(struct shms_reader *r) {
     SHMS_STEP("A1");
     int rc = shms_segment_lock(&r->seg, (int)r->rank);
@@ -44,7 +34,8 @@ static int take_rank(struct shms_reader *r) {
         return rc;
     r->table = shms_segment_reader(&r->seg, r->rank);
     atomic_store(&r->writer_epoch, shms_reader_writer_epoch(r));
-    shms_reader_table_attach(r->table, &r->seg.layout, r->seg.writer, r->rank, (uint64_t)getpid(), realtime_ns());
+    shms_reader_table_attach(r->table, &r->seg.layout, r->seg.writer, r->rank, (uint64_t)getpid(),
+                             shms_clock_ns(CLOCK_REALTIME));
     return SHMS_OK;
 }
 
@@ -56,11 +47,8 @@ int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const
         return SHMS_ENOMEM;
     r->rank = rank;
     int rc = shms_segment_open(&r->seg, name, (int)rank);
-    if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r)))) {
-        int saved = errno;
+    if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r))))
         shms_segment_close(&r->seg);
-        errno = saved;
-    }
     if (rc) {
         free(r);
         return rc;
@@ -114,7 +102,7 @@ static uint64_t address_of(const struct shms_reader *r, uint32_t slot, const shm
 }
 
 /* R1, R2 and all other checks of a reference. SHMS_OK: the object is pinned, and `seen` has the place and lengths that
- * were checked. They are read only once, since a faulty writer may change them between two reads. */
+ * were checked. */
 static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms_slot *seen) {
     const shms_superblock *sb = r->seg.sb;
     if (shms_ref_read(ref, packed, sb, &r->seg.layout))
@@ -130,10 +118,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
         shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot);
         return rc;
     }
-    shms_set(&seen->offset, shms_get(&s->offset));
-    shms_set(&seen->length, shms_get(&s->length));
-    shms_set(&seen->head, shms_get(&s->head));
-    shms_set(&seen->flags, shms_get(&s->flags));
+    *seen = shms_slot_copy(s, ref->id);
     rc = !shms_ref_sealed(packed, sb->secret, shms_get(&s->secret)) || address_of(r, ref->slot, seen) != ref->address
              ? SHMS_ESTALE
          : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
@@ -286,15 +271,6 @@ uint64_t shms_reader_data(const shms_reader *r, uint64_t *size) {
     const shms_layout *l = r ? &r->seg.layout : NULL;
     *size = r ? shms_address(l, (uint32_t)l->n_writers - 1, l->capacity) : 0;
     return r ? (uint64_t)(uintptr_t)r->seg.all_data : 0;
-}
-
-uint64_t shms_reader_pid(const char *name, uint32_t rank) {
-    shms_segment seg;
-    if (shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR))
-        return 0;
-    uint64_t pid = rank < seg.layout.n_readers ? shms_get(&shms_segment_reader(&seg, rank)->pid) : 0;
-    shms_segment_close(&seg);
-    return pid;
 }
 
 int shms_reader_close(shms_reader *r) {

@@ -449,7 +449,7 @@ void shms_reclaim_list(struct shms_writer *w, uint32_t slot) {
         uint32_t e = shms_leases_next(&w->leases, slot);
         if (e == SHMS_NONE)
             return;
-        bool old = shms_get(&w->leases.table[e].number) + ASK_AFTER < shms_get(w->leases.next_lease);
+        bool old = shms_get(&w->leases.table[e].number) + ASK_AFTER < shms_get(&w->seg.writer->next_lease);
         if (shms_lease_done(w, e, old))
             shms_leases_close(&w->leases, e);
     }
@@ -473,7 +473,7 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
 
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {
     uint32_t behind;
-    shms_zones_stale_slot(&w->zones, slot);
+    shms_ring_stale_slot(&w->ring, slot);
     if (shms_may_go(w, slot) && evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind) == SHMS_OK)
         shms_ring_gap_before(&w->ring, behind);
 }

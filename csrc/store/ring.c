@@ -15,31 +15,15 @@
 
 #define USED_BEFORE UINT8_MAX /* in an earlier lap; the laps are below it */
 
-static uint64_t zone_start(const shms_ring *r, uint32_t z) { return (uint64_t)z << r->zone_shift; }
-
 uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones) {
     return n_zones * sizeof(shms_zone) + (uint64_t)n_slots * (2 * sizeof(uint32_t) + 1);
 }
 
-/* The zones in which the object has bytes. */
-static void zones_of(const shms_ring *r, uint32_t slot, uint32_t *from, uint32_t *to) {
-    *from = shms_ring_zone(r, shms_ring_start(r, slot));
-    *to = shms_ring_zone(r, shms_ring_end(r, slot) - 1);
-}
-
-/* Marks the object's zones: what they remember of it may have changed. */
-static void mark_zones_stale(shms_ring *r, uint32_t slot) {
-    uint32_t from, to;
-    for (zones_of(r, slot, &from, &to); from <= to; from++)
-        shms_ring_stale(r, from);
-}
-
 static void enter_zones(shms_ring *r, uint32_t slot) {
-    uint32_t from, to;
-    zones_of(r, slot, &from, &to);
-    for (uint32_t z = from; z <= to; z++) {
+    shms_ring_stale_slot(r, slot);
+    for (uint32_t z = shms_ring_zone(r, shms_ring_start(r, slot)); z <= shms_ring_zone(r, shms_ring_end(r, slot) - 1);
+         z++) {
         shms_zone *zone = &r->zones[z];
-        shms_ring_stale(r, z);
         if (zone->first == SHMS_NONE || shms_ring_start(r, zone->first) > shms_ring_start(r, slot))
             zone->first = slot;
     }
@@ -64,7 +48,7 @@ static void set_hand(shms_ring *r, enum shms_area_name name, uint64_t hand) {
 /* Splits the area for small objects off the area for large ones. Large objects in it are evicted when small ones
  * come. */
 static void split(shms_ring *r, uint64_t hand) {
-    uint64_t at = zone_start(r, shms_ring_zone(r, r->capacity - r->capacity / SMALL_AREA));
+    uint64_t at = shms_zone_start(r, shms_ring_zone(r, r->capacity - r->capacity / SMALL_AREA));
     r->areas[SHMS_LARGE].to = r->areas[SHMS_SMALL].from = at;
     set_hand(r, SHMS_SMALL, hand);
     if (r->areas[SHMS_LARGE].hand > at)
@@ -212,14 +196,8 @@ void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind) {
         r->seen[slot] = r->uses(r->context, slot); /* of the objects before it */
     r->prev[slot] = before;
     r->next[slot] = behind;
-    if (before != SHMS_NONE)
-        r->next[before] = slot;
-    else
-        r->first = slot;
-    if (behind != SHMS_NONE)
-        r->prev[behind] = slot;
-    else
-        r->last = slot;
+    *(before == SHMS_NONE ? &r->first : &r->next[before]) = slot;
+    *(behind == SHMS_NONE ? &r->last : &r->prev[behind]) = slot;
     r->used[slot] = 0;
     r->count++;
     enter_zones(r, slot);
@@ -241,14 +219,14 @@ static void end_second_chances(shms_ring *r, uint64_t from, uint64_t to) {
     for (uint64_t at = from, end; at < to; at = end) {
         uint32_t z = shms_ring_zone(r, at);
         shms_zone *zone = &r->zones[z];
-        end = zone_start(r, z + 1);
+        end = shms_zone_start(r, z + 1);
         if (!zone->uses)
             continue;
         for (uint32_t k = z; k == z || (k < r->n_zones && r->zones[k].first != SHMS_NONE &&
                                         shms_ring_start(r, r->zones[k].first) < end);
              k++)
             shms_ring_stale(r, k); /* the last object that begins here may extend far */
-        bool whole = at == zone_start(r, z) && end <= to;
+        bool whole = at == shms_zone_start(r, z) && end <= to;
         if (whole) {
             zone->uses = false;
             if (zone->lap++ < USED_BEFORE - 1)
@@ -278,16 +256,15 @@ void shms_ring_move_hand(shms_ring *r, enum shms_area_name name, uint32_t slot, 
 }
 
 void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
-    uint32_t before = r->prev[first], behind = r->next[last], from, to, ignored;
+    uint32_t before = r->prev[first], behind = r->next[last];
     uint64_t start = shms_ring_start(r, first), end = shms_ring_end(r, last);
-    zones_of(r, first, &from, &ignored);
-    zones_of(r, last, &ignored, &to);
-    for (uint32_t z = from; z <= to; z++) {
+    for (uint32_t z = shms_ring_zone(r, start); z <= shms_ring_zone(r, end - 1); z++) {
         shms_zone *zone = &r->zones[z];
         shms_ring_stale(r, z);
         if (zone->first != SHMS_NONE && shms_ring_start(r, zone->first) >= start &&
             shms_ring_start(r, zone->first) < end)
-            zone->first = behind != SHMS_NONE && shms_ring_start(r, behind) < zone_start(r, z + 1) ? behind : SHMS_NONE;
+            zone->first =
+                behind != SHMS_NONE && shms_ring_start(r, behind) < shms_zone_start(r, z + 1) ? behind : SHMS_NONE;
     }
     for (int a = 0; a < SHMS_AREAS; a++) {
         uint32_t s = r->areas[a].hand_next;
@@ -295,14 +272,8 @@ void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
             r->areas[a].hand_next = behind;
     }
     r->count -= n;
-    if (before != SHMS_NONE)
-        r->next[before] = behind;
-    else
-        r->first = behind;
-    if (behind != SHMS_NONE)
-        r->prev[behind] = before;
-    else
-        r->last = before;
+    *(before == SHMS_NONE ? &r->first : &r->next[before]) = behind;
+    *(behind == SHMS_NONE ? &r->last : &r->prev[behind]) = before;
 }
 
 void shms_ring_gap_before(shms_ring *r, uint32_t behind) {
@@ -320,7 +291,7 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
     shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
     r->used[slot] = zone->lap;
     zone->uses = true;
-    mark_zones_stale(r, slot); /* a process that is handed the object also holds it */
+    shms_ring_stale_slot(r, slot); /* a process that is handed the object also holds it */
 }
 
 bool shms_ring_is_used(shms_ring *r, uint32_t slot) {
@@ -336,7 +307,7 @@ bool shms_ring_is_used(shms_ring *r, uint32_t slot) {
 
 void shms_ring_pass(shms_ring *r, uint32_t slot) {
     r->used[slot] = USED_BEFORE;
-    mark_zones_stale(r, slot);
+    shms_ring_stale_slot(r, slot);
 }
 
 int shms_ring_valid(const shms_ring *r, uint32_t n_slots) {
@@ -348,8 +319,8 @@ int shms_ring_valid(const shms_ring *r, uint32_t n_slots) {
             shms_ring_start(r, s) < end)
             return SHMS_ECORRUPT;
         end = shms_ring_end(r, s);
-        for (; z < r->n_zones && zone_start(r, z) < end; z++)
-            if (r->zones[z].first != (shms_ring_start(r, s) < zone_start(r, z + 1) ? s : SHMS_NONE))
+        for (; z < r->n_zones && shms_zone_start(r, z) < end; z++)
+            if (r->zones[z].first != (shms_ring_start(r, s) < shms_zone_start(r, z + 1) ? s : SHMS_NONE))
                 return SHMS_ECORRUPT;
     }
     for (; z < r->n_zones; z++)

@@ -114,5 +114,12 @@ static inline void shms_ring_stale(shms_ring *r, uint32_t zone) {
 static inline uint64_t shms_ring_start(const shms_ring *r, uint32_t slot) { return shms_get(&r->slots[slot].offset); }
 static inline uint64_t shms_ring_end(const shms_ring *r, uint32_t slot) { return shms_slot_end(&r->slots[slot]); }
 static inline uint32_t shms_ring_zone(const shms_ring *r, uint64_t at) { return (uint32_t)(at >> r->zone_shift); }
+static inline uint64_t shms_zone_start(const shms_ring *r, uint32_t zone) { return (uint64_t)zone << r->zone_shift; }
+/* Marks the zones in which the object has bytes: what they remember of it may have changed. */
+static inline void shms_ring_stale_slot(shms_ring *r, uint32_t slot) {
+    for (uint32_t z = shms_ring_zone(r, shms_ring_start(r, slot)); z <= shms_ring_zone(r, shms_ring_end(r, slot) - 1);
+         z++)
+        shms_ring_stale(r, z);
+}
 
 #endif

@@ -36,7 +36,6 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef MADV_POPULATE_WRITE
@@ -130,22 +129,9 @@ int shms_segment_name(shms_segment *seg, const char *name) {
     return SHMS_OK;
 }
 
-uint64_t shms_space_free(void) {
-    struct statvfs fs;
-    return statvfs("/dev/shm", &fs) ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
-}
-
-/* Flags that are no part of the geometry, because a word that changes has them. */
-static shms_options without_ephemeral(const shms_options *options) {
-    shms_options stored = *options;
-    stored.flags &= ~(uint32_t)SHMS_EPHEMERAL;
-    return stored;
-}
-
 int shms_options_round(shms_options *options) {
     shms_layout l;
-    shms_options stored = without_ephemeral(options);
-    int rc = shms_layout_compute(&l, &stored, page_size());
+    int rc = shms_layout_compute(&l, options, page_size());
     if (rc)
         return rc;
     l.flags = options->flags;
@@ -302,14 +288,12 @@ static int create_locked(shms_segment *seg) {
     uint64_t random[2];
     if (getrandom(random, sizeof random, 0) != sizeof random)
         return SHMS_ESYS;
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
     shms_superblock *sb = seg->sb;
     sb->magic = SHMS_MAGIC;
     sb->layout = *l;
     sb->store = (uint32_t)random[0];
     sb->secret = random[1];
-    sb->created_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    sb->created_ns = shms_clock_ns(CLOCK_REALTIME);
     sb->check = shms_layout_check(sb);
     for (uint32_t w = 0; w < l->n_writers; w++) {
         shms_writer_table *t = shms_segment_writer(seg, w);
@@ -324,18 +308,15 @@ static int create_locked(shms_segment *seg) {
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
-    shms_options stored = without_ephemeral(options);
     int rc;
-    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, &stored, page_size())))
+    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size())))
         return rc;
     if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
     if ((rc = create_locked(seg))) {
-        int saved = errno;
         if (rc != SHMS_EWRITERACTIVE) /* else a process removes the empty file, and the name may soon be another's */
             shms_segment_unlink(seg);
         shms_segment_close(seg);
-        errno = saved;
         return rc;
     }
     if (options->flags & SHMS_EPHEMERAL)
@@ -461,17 +442,14 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     rc = open_mapped(seg, role);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
         rc = open_unfinished(seg, role);
-    if (rc) {
-        int saved = errno;
+    if (rc)
         shms_segment_close(seg);
-        errno = saved;
-    }
     return rc;
 }
 
 static bool has_options(const shms_segment *seg, const shms_options *options) {
     shms_layout l;
-    shms_options stored = without_ephemeral(options);
+    shms_options stored = *options;
     /* whether to prefault is the process's own matter */
     stored.flags = (stored.flags & ~(uint32_t)SHMS_PREFAULT) | (uint32_t)(seg->layout.flags & SHMS_PREFAULT);
     return shms_layout_compute(&l, &stored, seg->layout.page) == SHMS_OK && memcmp(&l, &seg->layout, sizeof l) == 0;
@@ -602,8 +580,10 @@ bool shms_segment_named(const shms_segment *seg) {
 }
 
 void shms_segment_unlink(const shms_segment *seg) {
+    int saved = errno;
     if (shms_segment_named(seg))
         shm_unlink(seg->name);
+    errno = saved;
 }
 
 /* Holds the locks of all other writers while it removes the name, so that none joins: as read locks, which tell a joiner
@@ -647,13 +627,13 @@ void shms_segment_unlock(shms_segment *seg, bool unlinks) {
 }
 
 void shms_segment_close(shms_segment *seg) {
+    int saved = errno;
     shms_segment_unlock(seg, false);
     list_remove(seg);
-    if (seg->borrowed)
-        return;
-    if (seg->all_data)
+    if (seg->all_data && !seg->borrowed)
         munmap(seg->all_data, seg->data_size);
-    if (seg->control)
+    if (seg->control && !seg->borrowed)
         munmap(seg->control, seg->control_size);
     seg->control = seg->data = seg->all_data = NULL;
+    errno = saved;
 }

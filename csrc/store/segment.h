@@ -9,11 +9,8 @@
  *
  * Liveness is an open-file-description lock on one byte for each process: byte w for writer w, and byte
  * SHMS_MAX_WRITERS + r for rank r.
- * - The kernel drops the lock when the last descriptor and the last mapping of that opening are gone, however the
- *   process dies.
- * - No descriptor of that opening stays open here. One mapped page keeps the lock; it cannot be read, and no child
- *   inherits it.
- * - So the lock ends with the process, not with its last child, and no stray close() ends it earlier.
+ * - It ends with the process, however that dies, and not with its last child; no stray close() ends it earlier. What
+ *   keeps it is in segment.c.
  * - A process that writes into an arena's data for its writer, as a tier's client does, locks these bytes first. It
  *   ends when the writer dies. Until then nobody takes the arena over: a successor waits for a second, then fails.
  *
@@ -28,6 +25,7 @@
 
 #include <stdbool.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "layout.h"
 
@@ -108,7 +106,18 @@ void shms_segment_unlink(const shms_segment *seg);
 bool shms_segment_unlink_last(shms_segment *seg);
 /* Does any writer hold its lock? */
 bool shms_segment_written(const shms_segment *seg);
-void shms_segment_close(shms_segment *seg); /* unlocks, unmaps */
+void shms_segment_close(shms_segment *seg); /* unlocks, unmaps; errno stays */
+
+/* Waits until the owner of an object in EVICTING has decided; the caller has pinned the object. SHMS_OK: it stays.
+ * SHMS_ESTALE: it is gone. SHMS_EBUSY: the owner has not decided for a second, or if the caller is not `patient`, for
+ * 1,000 turns: it was stopped. `slot` has its number of all arenas. In outlast.c. */
+int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
+
+static inline uint64_t shms_clock_ns(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 /* Where an arena has what arena 0 has at that offset of the file. */
 static inline void *shms_segment_at(const shms_segment *seg, uint64_t offset, uint32_t arena) {

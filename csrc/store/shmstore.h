@@ -121,8 +121,7 @@ typedef struct shms_expected {
     const shms_options *options; /* those it was created with, but for SHMS_EPHEMERAL; NULL: any */
 } shms_expected;
 
-/* A reference, unpacked. Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then id,
- * lease and tag (8 each). A reader trusts no field, and compares each with the slot table. */
+/* A reference, unpacked; ref.h has the 40 bytes. A reader trusts no field, and compares each with the slot table. */
 typedef struct shms_ref {
     uint32_t store; /* which store: the superblock's random number */
     uint32_t slot;
@@ -235,11 +234,9 @@ typedef struct shms_reader_stats {
 
 /* ---- values ---- */
 
-const char *shms_strerror(int code); /* one line for each code of the table above; never NULL */
 void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
-uint64_t shms_space_free(void); /* bytes free in the file system of segments, after SHMS_ENOSPC */
 uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
 int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
 /* Watches /dev/shm, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
@@ -259,8 +256,6 @@ int shms_writer_recover(shms_writer **out, const char *name, const shms_expected
  * along. SHMS_EWRITERACTIVE: it has a writer, or all have. SHMS_ECORRUPT: it is damaged, or each that has no writer is;
  * SHMS_ANY_ARENA passes by those. */
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected);
-uint64_t shms_writer_damaged(const shms_writer *w); /* the arenas that _join has passed by; one bit each */
-uint32_t shms_writer_arena(const shms_writer *w); /* its number; 0 for NULL */
 /* Releases the lock as soon as the last ticket has ended; its commit returns SHMS_ECLOSED. The mapping stays until
  * _free. Without `unlink` the store stays, and is no longer ephemeral. */
 int shms_writer_close(shms_writer *w, int unlink);
@@ -270,8 +265,9 @@ void shms_writer_free(
 void shms_writer_drop(shms_writer **w);
 /* Its part of the data region: the address, or 0 for NULL; place[0] is its size, and place[1] its offset in the file. */
 uint64_t shms_writer_data(const shms_writer *w, uint64_t *place);
-uint64_t shms_writer_options(shms_writer *w,
-                             shms_options *out); /* as rounded; returns the store's number, or 0 for NULL */
+/* The options, as rounded; the number of its arena, and the arenas that _join has passed by, one bit each. Returns the
+ * store's number, or 0 for NULL. */
+uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place);
 
 /* 1; 2 if the object has extra bytes; 0; or an error. Changes nothing. */
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len);
@@ -296,8 +292,6 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1,
 /* Deletes the objects whose keys begin with `prefix`; of length 0: all. */
 int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len);
 int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
-/* The keys that begin with `prefix` in order of age, each as a uint32_t length and its bytes. *size is the room, and is set to the bytes needed. */
-int shms_writer_keys(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
 /* The number of the kind of that name (1 to 23 bytes without a 0), from 1 on; 0: all numbers have other names. */
 int shms_writer_kind(shms_writer *w, const char *name, uint32_t len);
 /* Sets how many bytes objects of a kind may take; 0: no limit. */
@@ -317,9 +311,9 @@ int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes);
  * needs. Sets size[1] to the position behind them, and size[2] to the first position that the log has: if it is above
  * `from`, the events between are lost and nothing is copied. SHMS_EINVAL: no event has had that position. */
 int shms_writer_events(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
-/* Copies each stored object as a put, in order of age. size[0] as for _keys; sets size[1] to the position at which they
- * hold. */
-int shms_writer_stored(shms_writer *w, uint8_t *out, uint64_t *size);
+/* Copies each stored object whose key begins with `prefix` as a put, in order of age. size[0] is the room, and is set to
+ * the bytes needed. Sets size[1] to the position of the events at which they hold. */
+int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
 int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
 
 /* ---- a reader ---- */
@@ -340,8 +334,6 @@ uint64_t shms_reader_took_over(shms_reader *r);
 int shms_reader_named(const shms_reader *r); /* 1: the name still names this store; 0: it was removed */
 /* The data region: its address, or 0 for a closed reader, and its size. */
 uint64_t shms_reader_data(const shms_reader *r, uint64_t *size);
-uint64_t shms_reader_pid(const char *name,
-                         uint32_t rank); /* process that last attached as `rank`; 0: none, or no store */
 int shms_reader_close(
     shms_reader *r); /* ends calls, and no lease waits for it; the rank stays taken while views live */
 void shms_reader_free(

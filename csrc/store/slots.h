@@ -41,6 +41,15 @@ static inline uint64_t shms_slot_payload_size(const shms_slot *s) {
     return shms_get(&s->length) > at ? shms_get(&s->length) - at : 0;
 }
 
+/* What the id names, as it is now: read only once, since a faulty writer may change the words between two reads. */
+static inline shms_slot shms_slot_copy(const shms_slot *s, uint64_t id) {
+    return (shms_slot){.id = id,
+                       .offset = shms_get(&s->offset),
+                       .length = shms_get(&s->length),
+                       .head = shms_get(&s->head),
+                       .flags = shms_get(&s->flags)};
+}
+
 /* Does the slot have a committed object? Its bytes are then its own. */
 static inline bool shms_slot_whole(const shms_slot *s) {
     uint64_t state = atomic_load_explicit(&s->state, memory_order_acquire);
@@ -66,8 +75,7 @@ uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out);
 /* The same in the order of their ids. */
 uint32_t shms_slots_by_age(const shms_slot *slots, uint32_t n, uint32_t *out);
 
-/* The words of shms_writer_table.tier are statistics only, like the counters. */
-/* A record of plain words that is part of a table. */
+/* A record of plain words that is part of a table: counters, or the figures of a tier. */
 static inline void shms_words_read(const shms_word *words, void *out, size_t size) {
     for (size_t i = 0; i < size / sizeof *words; i++)
         ((uint64_t *)out)[i] = shms_get(&words[i]);

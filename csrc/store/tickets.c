@@ -25,11 +25,6 @@ static int next_secret(struct shms_writer *w, uint64_t *out) {
     return SHMS_OK;
 }
 
-static void untake(struct shms_writer *w, uint32_t entry) {
-    if (entry != SHMS_NONE)
-        shms_leases_untake(&w->leases, entry);
-}
-
 /* Takes space for the object, and everything that a commit needs. The mutex and `placing` are held. */
 static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t meta_len, uint32_t extra_len,
                  uint64_t payload_size, uint32_t kind, bool leased, shms_ticket *out) {
@@ -58,7 +53,7 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
         return SHMS_ENOLEASE;
     shms_room_for room;
     if ((rc = shms_reclaim_space(w, span, kind, &room))) {
-        untake(w, entry);
+        shms_leases_untake(&w->leases, entry);
         return rc;
     }
     uint32_t slot = w->free_slots[--w->n_free_slots];
@@ -105,9 +100,7 @@ int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t ke
         return rc;
     rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
     shms_writer_refused(w, rc, &b->refusal);
-    shms_writer_leave(w, rc);
-    pthread_mutex_unlock(&w->placing);
-    if (rc)
+    if (shms_writer_leave_place(w, rc))
         return rc;
     SHMS_STEP("P3c"); /* outside the mutex like the payload, because they may have any size */
     if (meta_len)
@@ -130,11 +123,6 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     return SHMS_OK;
 }
 
-static void ticket_ended(struct shms_writer *w, uint32_t entry) {
-    w->leased -= entry != SHMS_NONE;
-    shms_writer_ticket_ended(w);
-}
-
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_slot *s = shms_writer_slot(w, slot);
     /* it was never in the store, so there is no eviction to log */
@@ -145,8 +133,8 @@ void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_kinds_leave(&w->kinds, slot);
     shms_ring_remove(&w->ring, slot);
     w->free_slots[w->n_free_slots++] = slot;
-    untake(w, entry);
-    ticket_ended(w, entry);
+    shms_leases_untake(&w->leases, entry);
+    shms_writer_ticket_ended(w, entry);
 }
 
 /* Counts the put for each factor by which a larger store would have made it a hit. */
@@ -187,8 +175,8 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
     shms_count(w, SHMS_C(put_bytes), t->payload_size);
     if (w->ghosts.any)
         count_more_hits(w, t->slot);
-    ticket_ended(w, t->entry);
-    shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may not go, but this one may */
+    shms_writer_ticket_ended(w, t->entry);
+    shms_ring_stale_slot(&w->ring, t->slot); /* a slot in WRITING may not go, but this one may */
     if (t->entry != SHMS_NONE) {
         shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, group, hold, b->ref);
         b->n_items--; /* the item of _begin, which is still the last one */

@@ -7,21 +7,13 @@
  */
 #include "writer.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "adopt.h"
 #include "step.h"
-
-uint64_t shms_now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME_COARSE, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
  * processor. */
@@ -114,6 +106,12 @@ int shms_writer_leave(struct shms_writer *w, int rc) {
     return rc;
 }
 
+int shms_writer_leave_place(struct shms_writer *w, int rc) {
+    pthread_mutex_unlock(&w->mutex);
+    pthread_mutex_unlock(&w->placing);
+    return rc;
+}
+
 int shms_writer_enter_to_end(struct shms_writer *w) {
     int rc = shms_writer_enter(w);
     if (rc != SHMS_ECLOSED || !w)
@@ -125,7 +123,8 @@ int shms_writer_enter_to_end(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
-void shms_writer_ticket_ended(struct shms_writer *w) {
+void shms_writer_ticket_ended(struct shms_writer *w, uint32_t entry) {
+    w->leased -= entry != SHMS_NONE;
     if (--w->unfinished == 0 && w->closed)
         shms_segment_unlock(&w->seg, w->unlinks);
 }
@@ -268,7 +267,6 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     if (rc == SHMS_OK && options)
         rc = shms_segment_publish(&w->seg);
     if (rc) {
-        int saved = errno;
         if (rc == SHMS_ECORRUPT)
             damaged->arenas |= UINT64_C(1) << w->seg.arena;
         if (options)
@@ -277,7 +275,6 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         free(w->kinds.next);
         free(w->memory);
         free(w);
-        errno = saved;
         return rc;
     }
     pthread_mutex_init(&w->placing, NULL);
@@ -321,9 +318,7 @@ static int end(struct shms_writer *w, bool unlink, bool stays) {
     w->unlinks = unlink && !shms_segment_unlink_last(&w->seg); /* under the lock, so no successor has it yet */
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
         shms_segment_unlock(&w->seg, w->unlinks);
-    pthread_mutex_unlock(&w->mutex);
-    pthread_mutex_unlock(&w->placing);
-    return SHMS_OK;
+    return shms_writer_leave_place(w, SHMS_OK);
 }
 
 int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink, !unlink); }
@@ -342,10 +337,6 @@ void shms_writer_free(shms_writer *w) {
 
 void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
-uint64_t shms_writer_damaged(const shms_writer *w) { return w ? w->damaged : 0; }
-
-uint32_t shms_writer_arena(const shms_writer *w) { return w ? w->seg.arena : 0; }
-
 uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
     const shms_layout *l = w ? &w->seg.layout : NULL;
     place[0] = w ? l->capacity : 0;
@@ -353,19 +344,19 @@ uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
     return w ? (uint64_t)(uintptr_t)w->seg.data : 0;
 }
 
-uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
+uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place) {
     if (!w)
         return 0;
     shms_layout_options(out, &w->seg.layout);
+    place[0] = w->seg.arena;
+    place[1] = w->damaged;
     return w->seg.sb->store;
 }
 
 int shms_writer_stats(shms_writer *w, shms_stats *out) {
-    int rc = shms_writer_enter(w);
+    int rc = shms_writer_enter_to_list(w);
     if (rc)
         return rc;
-    if ((rc = shms_delete_all_dropped(w)))
-        return shms_writer_leave(w, rc);
     const shms_layout *l = &w->seg.layout;
     const shms_writer_table *t = w->seg.writer;
     *out = (shms_stats){.capacity = l->capacity,
@@ -382,8 +373,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .heap_bytes = w->heap_bytes + w->events.n_cells * sizeof *w->events.cells + w->events.n_bytes};
     shms_words_read(t->counters, &out->counters, sizeof out->counters);
     shms_words_read(t->tier, &out->tier, sizeof out->tier);
-    pthread_mutex_unlock(&w->mutex);
-    return SHMS_OK;
+    return shms_writer_leave(w, SHMS_OK);
 }
 
 int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures) {
@@ -453,9 +443,7 @@ int shms_writer_quota(shms_writer *w, uint32_t number, uint64_t quota) {
         if ((rc = shms_kinds_build(&w->kinds, (uint32_t)w->seg.layout.max_objects, &w->heap_bytes)))
             shms_set(word, before);
     }
-    shms_writer_leave(w, rc);
-    pthread_mutex_unlock(&w->placing);
-    return rc;
+    return shms_writer_leave_place(w, rc);
 }
 
 int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
@@ -502,8 +490,5 @@ int shms_writer_valid(shms_writer *w) {
     int rc = shms_writer_enter_to_place(w); /* no put is in the middle of an eviction */
     if (rc)
         return rc;
-    rc = check(w);
-    pthread_mutex_unlock(&w->mutex);
-    pthread_mutex_unlock(&w->placing);
-    return rc;
+    return shms_writer_leave_place(w, check(w));
 }

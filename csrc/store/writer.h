@@ -1,7 +1,6 @@
 /*
- * writer.h - the writer's private state. These share it: writer.c (create, recover, close), tickets.c (puts),
- * handouts.c (references and leases), directory.c (key -> slot), keys.c (calls by key) and reclaim.c (eviction). All of it can be rebuilt from the
- * segment.
+ * writer.h - the writer's private state. Each part below names the file that has it; writer.c creates, recovers and
+ * closes. All of it can be rebuilt from the segment.
  */
 #ifndef SHMS_WRITER_H
 #define SHMS_WRITER_H
@@ -182,6 +181,8 @@ void shms_batch_note(shms_batch *b, int fresh);
 /* ---- keys.c ---- */
 
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
+/* For calls that list or count: first deletes all that other writers have dropped. */
+int shms_writer_enter_to_list(struct shms_writer *w);
 
 /* ---- writer.c ---- */
 
@@ -191,14 +192,15 @@ int shms_writer_enter(struct shms_writer *w);
 int shms_writer_leave(struct shms_writer *w, int rc);
 /* Copies the last refusal to `why`, if `rc` is one. */
 void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why);
-/* Takes `placing`, then the mutex. */
+/* The same two with `placing`, which is taken first. */
 int shms_writer_enter_to_place(struct shms_writer *w);
+int shms_writer_leave_place(struct shms_writer *w, int rc);
 /* For calls that end a ticket: also enters a closed writer whose last ticket has not ended. */
 int shms_writer_enter_to_end(struct shms_writer *w);
 /* Call it when a ticket's slot has left WRITING. The last ticket of a closed writer releases its lock. */
-void shms_writer_ticket_ended(struct shms_writer *w);
+void shms_writer_ticket_ended(struct shms_writer *w, uint32_t entry);
 /* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */
 bool shms_writer_yield(struct shms_writer *w);
-uint64_t shms_now_ns(void); /* CLOCK_REALTIME, to the tick */
+static inline uint64_t shms_now_ns(void) { return shms_clock_ns(CLOCK_REALTIME_COARSE); } /* to the tick */
 
 #endif

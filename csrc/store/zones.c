@@ -3,9 +3,8 @@
 
 #include <string.h>
 
-static uint64_t zone_start(const shms_zones *z, uint32_t zone) { return (uint64_t)zone << z->ring->zone_shift; }
 static uint64_t zone_end(const shms_zones *z, uint32_t zone) {
-    uint64_t end = zone_start(z, zone + 1);
+    uint64_t end = shms_zone_start(z->ring, zone + 1);
     return end < z->ring->capacity ? end : z->ring->capacity;
 }
 
@@ -29,13 +28,7 @@ void shms_zones_stale(shms_zones *z, uint32_t zone) {
     do
         shms_ring_stale(z->ring, zone);
     while (++zone < r->n_zones && r->zones[zone].first != SHMS_NONE &&
-           shms_ring_start(r, r->zones[zone].first) < zone_start(z, zone));
-}
-
-void shms_zones_stale_slot(shms_zones *z, uint32_t slot) {
-    uint32_t last = shms_ring_zone(z->ring, shms_ring_end(z->ring, slot) - 1);
-    for (uint32_t zone = shms_ring_zone(z->ring, shms_ring_start(z->ring, slot)); zone <= last; zone++)
-        shms_ring_stale(z->ring, zone);
+           shms_ring_start(r, r->zones[zone].first) < shms_zone_start(z->ring, zone));
 }
 
 void shms_zones_stale_all(shms_zones *z) {
@@ -61,7 +54,8 @@ static void end_run(shms_run *run, run_meter *t, uint64_t end, uint64_t next) {
 static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     shms_ring *r = z->ring;
     shms_zone *of = &r->zones[zone];
-    uint64_t start = zone_start(z, zone), end = zone_end(z, zone), *held = z->held + (uint64_t)zone * z->n_holders;
+    uint64_t start = shms_zone_start(z->ring, zone), end = zone_end(z, zone),
+             *held = z->held + (uint64_t)zone * z->n_holders;
     run_meter meters[SHMS_LEVELS];
     for (int k = 0; k < SHMS_LEVELS; k++) {
         meters[k] = (run_meter){.start = start, .whole = true};
@@ -157,7 +151,7 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
                 return -1;
         }
         const shms_run *run = &z->runs[q->level][zone];
-        uint64_t here = zone_start(z, zone), end = zone_end(z, zone);
+        uint64_t here = shms_zone_start(z->ring, zone), end = zone_end(z, zone);
         bool cut = here < from; /* the hand is in this zone */
         if (!cut && run->lead == end - here) {
             if (q->level != SHMS_GAPS && accept_run(q, start, end - start))

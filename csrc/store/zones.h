@@ -54,8 +54,7 @@ uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_holders);
 void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t n_holders,
                      shms_look *look, void *context);
 
-/* Marks as stale: the zones of the object in `slot`; the zones of the objects that begin in `zone`; all zones. */
-void shms_zones_stale_slot(shms_zones *z, uint32_t slot);
+/* Marks as stale: the zones of the objects that begin in `zone`; all zones. Of one object: shms_ring_stale_slot. */
 void shms_zones_stale(shms_zones *z, uint32_t zone);
 void shms_zones_stale_all(shms_zones *z);
 

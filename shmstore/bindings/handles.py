@@ -25,7 +25,6 @@ _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_EFOREIGN: errors.ForeignStoreError,
     lib.SHMS_ESPARSE: errors.SparseStoreError,
     lib.SHMS_EBUSY: errors.ObjectBusyError,
-    lib.SHMS_ENOMEM: MemoryError,
 }
 
 _FULL: dict[int, Literal["bytes", "slots", "leases", "quota"]] = {
@@ -50,7 +49,6 @@ def _with_code(error: Exception, code: int) -> Exception:
 def _error(code: int) -> Exception:
     if code == lib.SHMS_ESYS:
         return OSError(ffi.errno, os.strerror(ffi.errno))
-    text = ffi.string(lib.shms_strerror(code)).decode()
     if code == lib.SHMS_EFORKED:
         return errors.StoreClosedError(
             "this object was inherited through fork and belongs to the parent process",
@@ -78,11 +76,10 @@ def _error(code: int) -> Exception:
     if code in _FULL:
         return errors.StoreFullError(resource=_FULL[code])
     if code == lib.SHMS_EINVAL:
-        return ValueError(text)
-    error = _ERRORS.get(code)
-    if error is None or code == lib.SHMS_ENOMEM:
-        return (error or errors.ShmStoreError)(text)
-    return error()
+        return ValueError("an argument is out of range")
+    if code == lib.SHMS_ENOMEM:
+        return MemoryError("this process has no memory left")
+    return _ERRORS[code]()
 
 
 def require(code: int) -> int:

@@ -2,15 +2,36 @@
 
 from typing import Final
 
-from shmstore.bindings._shmstore import ffi, lib
+from shmstore.bindings._shmstore import lib
 
 FULL: Final[int] = lib.SHMS_KV_EFULL
+_MEANINGS: Final[dict[int, str]] = {
+    lib.SHMS_KV_EFULL: "fewer blocks are free than were asked for",
+    lib.SHMS_KV_ERANGE: "a block id is outside the pool, or names the null block",
+    lib.SHMS_KV_EUNUSED: "a block is given back that no request holds",
+    lib.SHMS_KV_EKEYED: "a block that is to be cached has a key already",
+    lib.SHMS_KV_EWIDTH: "block hashes have 1 to 32 bytes, all of one request the same number",
+    lib.SHMS_KV_ENOHASH: "the request has fewer block hashes than blocks to be cached",
+    lib.SHMS_KV_ECOMPUTED: "computed blocks need caching and a request that has no blocks yet",
+    lib.SHMS_KV_EBUSY: "blocks are in use",
+    lib.SHMS_KV_EARGUMENT: "a number is out of range",
+    lib.SHMS_KV_EMEMORY: "the host is out of memory",
+    lib.SHMS_KV_ENOLIB: "no usable libcrypto was found",
+    lib.SHMS_KV_ESHORT: "the request's table has fewer blocks than are to be cached",
+    lib.SHMS_KV_ECORRUPT: "a list of hashes is longer than its memory",
+    lib.SHMS_KV_BAD_QUEUE: "the free queue is not one ring of valid block ids",
+    lib.SHMS_KV_BAD_COUNT: "the free queue's length differs from its counter",
+    lib.SHMS_KV_BAD_STATE: "a block is both free and referenced, or neither",
+    lib.SHMS_KV_BAD_KEY: "a key names a block that does not have it, or misses one that does",
+    lib.SHMS_KV_BAD_KEYS: "the number of keys differs from its counter",
+    lib.SHMS_KV_BAD_TABLE: "a request's table names a free block, or a null block after a real one",
+    lib.SHMS_KV_BAD_HOLDERS: "the number of requests holding blocks of a group differs from its counter",
+}
 
 
 def meaning(code: int) -> str:
-    """Return the line that ``kv/errors.h`` has for `code`."""
-    text: bytes = ffi.string(lib.shms_kv_meaning(code))
-    return text.decode()
+    """Return one line that says what `code` means."""
+    return _MEANINGS[code]
 
 
 def refusal(code: int, wanted: int = 0, there: int = 0) -> Exception:

@@ -18,6 +18,7 @@ from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
+from shmstore.bindings.inspect import Inspector
 from shmstore.bindings.kinds import KindFigures, read_kinds
 from shmstore.bindings.tiers import figures_of, record_of
 
@@ -31,7 +32,6 @@ _WORDS = ffi.typeof("uint64_t[3]")
 _BYTES = ffi.typeof("uint8_t[]")
 _FEW = 256  # bytes
 _LONGEST = 3600  # seconds; a poll takes milliseconds as an int
-_length = struct.Struct("=I").unpack_from
 _event = struct.Struct("=QII")
 _EVENTS_AT_ONCE = 65536  # bytes
 _acquire = lib.shms_reader_acquire
@@ -80,15 +80,6 @@ def _named_key(packed: bytes) -> Any:
     return key if namespace is None else (namespace, key)
 
 
-def _split(packed: Any, size: int) -> list[Any]:
-    keys, at = [], 0
-    while at < size:
-        start = at + 4
-        at = start + _length(packed, at)[0]
-        keys.append(_named_key(packed[start:at]))
-    return keys
-
-
 def _split_events(packed: Any, size: int) -> list[Event]:
     events, at = [], 0
     while at < size:
@@ -99,13 +90,13 @@ def _split_events(packed: Any, size: int) -> list[Event]:
     return events
 
 
-def _filled(call: Callable[..., int], handle: Any) -> tuple[Any, Any]:
+def _filled(call: Callable[..., int], *arguments: Any) -> tuple[Any, Any]:
     """Return the buffer that the call has filled, and its words; the first of them is the size."""
     room, words = 0, _new(_WORDS)
     while True:
         out = _new(_BYTES, room)
         words[0] = room
-        code = call(handle, out, words)
+        code = call(*arguments, out, words)
         if code:
             fail(code)
         if words[0] <= room:
@@ -113,10 +104,15 @@ def _filled(call: Callable[..., int], handle: Any) -> tuple[Any, Any]:
         room = words[0]
 
 
+def _space_free() -> int:
+    found = os.statvfs("/dev/shm")
+    return found.f_bavail * found.f_frsize
+
+
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
     """Return the bytes that a segment with these options takes, and the free bytes of its file system."""
     options = Options(capacity, max_object_size, n_readers, max_objects)
-    return lib.shms_space_needed(_packed(options)), lib.shms_space_free()
+    return lib.shms_space_needed(_packed(options)), _space_free()
 
 
 def space_needed(options: "Options") -> int:
@@ -124,9 +120,13 @@ def space_needed(options: "Options") -> int:
     return int(lib.shms_space_needed(_packed(options)))
 
 
-def rank_pid(name: str, rank: int) -> int:
-    """Return the process that last attached as `rank`, or 0."""
-    return int(lib.shms_reader_pid(os.fsencode(name), rank))
+def rank_pids(name: str) -> list[int]:
+    """Return the process that last attached as each rank, or 0; no ranks if there is no such store."""
+    try:
+        inspector = Inspector(name)
+        return [rank["pid"] for rank in inspector.ranks(inspector.facts()["n_readers"])]
+    except (errors.ShmStoreError, OSError):
+        return []
 
 
 class Options(NamedTuple):
@@ -228,14 +228,13 @@ class Writer:
         """The numbers of the kinds that calls have named."""
         self.spare: Batch | None = None
         """An empty batch for the next call."""
-        packed = _new("shms_options *")
-        self.store_id: int = lib.shms_writer_options(self._w, packed)
+        packed, place = _new("shms_options *"), _new("uint64_t[2]")
+        self.store_id: int = lib.shms_writer_options(self._w, packed, place)
         options = _unpacked(packed)
         self.n_readers = options.n_readers
         self.n_writers = options.n_writers
-        self.arena: int = lib.shms_writer_arena(self._w)
-        passed_by: int = lib.shms_writer_damaged(self._w)
-        self.damaged = [arena for arena in range(MAX_WRITERS) if passed_by >> arena & 1]
+        self.arena: int = place[0]
+        self.damaged = [arena for arena in range(MAX_WRITERS) if place[1] >> arena & 1]
         self.groups = options.groups
         self.max_object_size = options.max_object_size
 
@@ -248,7 +247,7 @@ class Writer:
         try:
             code = lib.shms_writer_create(box, os.fsencode(name), packed)
             if code == lib.SHMS_ENOSPC:
-                raise errors.StoreSpaceError(needed=lib.shms_space_needed(_packed(options)), free=lib.shms_space_free())
+                raise errors.StoreSpaceError(needed=lib.shms_space_needed(_packed(options)), free=_space_free())
             require(code)
             writer = cls(box)
             return writer  # not the call itself: its value is not yet the caller's, and this block would be over
@@ -373,12 +372,7 @@ class Writer:
 
     def key_list(self, prefix: bytes) -> list[Any]:
         """Return the keys that begin with `prefix`, oldest object first; those of a namespace as pairs with it."""
-
-        def keys(handle: Any, out: Any, words: Any) -> int:
-            return lib.shms_writer_keys(handle, prefix, len(prefix), out, words)
-
-        packed, _ = _filled(keys, self._w)
-        return _split(packed, len(packed))
+        return [_named_key(key) for _, key, _ in self.stored(prefix)[0]]
 
     def kind(self, name: bytes) -> int:
         """Return the number of a kind, or 0 if there is none left."""
@@ -402,9 +396,9 @@ class Writer:
         """Record events in a log of that many bytes, unless there is one; with 0 stop. Return the log's end."""
         return require(lib.shms_writer_track_events(self._w, log_bytes))
 
-    def stored(self) -> tuple[list[Event], int]:
-        """Return the stored objects as puts, oldest first, and the position at which they hold."""
-        packed, words = _filled(lib.shms_writer_stored, self._w)
+    def stored(self, prefix: bytes = b"") -> tuple[list[Event], int]:
+        """Return the objects of keys that begin with `prefix` as puts, oldest first, and their position."""
+        packed, words = _filled(lib.shms_writer_stored, self._w, prefix, len(prefix))
         return _split_events(packed, len(packed)), words[1]
 
     def events(self, position: int) -> tuple[list[Event], int, int]:

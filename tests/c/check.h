@@ -1,4 +1,4 @@
-/* check.h: the includes that every C test needs. */
+/* check.h: what every C test needs: tests that run themselves, and checks. */
 #ifndef SHMS_CHECK_H
 #define SHMS_CHECK_H
 #include <stdio.h>
@@ -11,4 +11,11 @@
             exit(1);                                                                                                   \
         }                                                                                                              \
     } while (0)
+
+/* TEST(a_sentence) { ... }: the main function, which is in support.c, runs the tests of a file in their order. */
+#define TEST(name)                                                                                                     \
+    static void name(void);                                                                                            \
+    __attribute__((constructor)) static void add_##name(void) { add_test(name); }                                      \
+    static void name(void)
+void add_test(void (*test)(void));
 #endif

@@ -1,16 +1,33 @@
-/* support.c - see support.h. It defines the hook of step.h, so that every test links. */
+/* support.c - see support.h. It has the main function, and defines the hook of step.h, so that every test links. */
 #include "support.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/prctl.h>
 
 #define NAMES 64
+#define TESTS 64
 
 void (*shms_step_hook)(const char *label);
 
 static char names[NAMES][64];
 static int n_names;
 static pid_t owner;
+
+static void (*tests[TESTS])(void);
+static int n_tests;
+
+void add_test(void (*test)(void)) {
+    CHECK(n_tests < TESTS);
+    tests[n_tests++] = test;
+}
+
+int main(void) {
+    for (int i = 0; i < n_tests; i++)
+        tests[i]();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}
 
 int store_names_left(void) {
     int left = 0;
@@ -30,6 +47,20 @@ const char *store_name(const char *what) {
     CHECK(n_names < NAMES);
     snprintf(names[n_names], sizeof names[0], "/shms-test-%s-%d-%d", what, (int)getpid(), n_names);
     return names[n_names++] + 1;
+}
+
+const char *key_of(const char *prefix, uint64_t number) {
+    static _Thread_local char keys[5][32];
+    static _Thread_local unsigned next;
+    char *key = keys[next++ % 5];
+    snprintf(key, sizeof keys[0], "%s%llu", prefix, (unsigned long long)number);
+    return key;
+}
+
+void end_writer(shms_writer *w) {
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    shms_writer_free(w);
 }
 
 int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, uint8_t *out) {
@@ -78,4 +109,80 @@ int reap(pid_t pid) {
     while (waitpid(pid, &status, 0) < 0)
         CHECK(errno == EINTR);
     return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static uint64_t fatal;
+static const char *fatal_label;
+uint64_t steps;
+
+static void count_and_die(const char *label) {
+    if (fatal_label && strcmp(label, fatal_label))
+        return;
+    if (++steps == fatal)
+        kill(getpid(), SIGKILL);
+}
+
+static void die_as_of(uint64_t number, const char *label) {
+    fatal = number;
+    fatal_label = label;
+    steps = 0;
+    shms_step_hook = count_and_die;
+}
+
+void die_at_step(uint64_t number) { die_as_of(number, NULL); }
+void die_before(const char *label, int nth) { die_as_of((uint64_t)nth, label); }
+
+bool killed_at(uint64_t number, void (*script)(void)) {
+    pid_t child = fork_child();
+    if (child == 0) {
+        die_at_step(number);
+        script();
+        _exit(0);
+    }
+    int how = reap(child);
+    CHECK(how == 0 || how == 1000 + SIGKILL);
+    return how != 0;
+}
+
+void rank_dies(const char *name, uint32_t rank) {
+    shms_reader *r;
+    pid_t child = fork_child();
+    if (child == 0) {
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank, NULL));
+        kill(getpid(), SIGKILL);
+    }
+    reap_killed(child);
+}
+
+static shms_writer *asked;
+static pthread_t asker;
+static _Atomic bool asking;
+static uint32_t last_handovers;
+uint32_t yields;
+bool fresh;
+
+static void *ask(void *unused) {
+    while (asking)
+        CHECK(shms_writer_count(asked) >= 0);
+    return unused;
+}
+
+void start_asking(shms_writer *w) {
+    asked = w;
+    asking = true;
+    yields = 0;
+    CHECK_EQ(0, pthread_create(&asker, NULL, ask, NULL));
+}
+
+void stop_asking(void) {
+    asking = false;
+    CHECK_EQ(0, pthread_join(asker, NULL));
+}
+
+void count_yields(const char *label) {
+    if (strcmp(label, "W1a"))
+        return;
+    yields += !fresh && asked->handovers != last_handovers;
+    last_handovers = asked->handovers;
+    fresh = false;
 }

@@ -53,12 +53,22 @@ static inline bool filled(const char *at, uint64_t size, uint64_t mark) {
     return true;
 }
 
+/* A key: the prefix and the number. It stays until four more were made. */
+const char *key_of(const char *prefix, uint64_t number);
+/* Does the store have an object of that key? */
+static inline bool has_key(shms_writer *w, const char *key) {
+    return shms_writer_has(w, key, (uint32_t)strlen(key)) == 1;
+}
+
 /* Puts `size` bytes of the mark under a key. `out` may be NULL: no hand-out. */
 int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, uint8_t *out);
 
 /* Creates a store of the objects a to d, of `size` bytes and with marks 0 to 3. Its one reader has read them. Its
  * writer is gone. */
 shms_reader *four_read_objects(const char *name, uint64_t capacity, uint64_t size, uint8_t refs[4][SHMS_REF_SIZE]);
+
+/* Ends a store, with its name, whose books must be right. */
+void end_writer(shms_writer *w);
 
 /* Zeroed memory with the alignment of a segment. */
 void *zeroed(uint64_t size);
@@ -67,5 +77,25 @@ void *zeroed(uint64_t size);
 pid_t fork_child(void);
 /* Waits for a child. Returns its exit status, or 1000 + the signal. */
 int reap(pid_t pid);
+/* Waits for a child that is killed. */
+static inline void reap_killed(pid_t pid) { CHECK_EQ(1000 + SIGKILL, reap(pid)); }
+
+/* From now on this process counts its steps, and is killed before the one of that number; 0: it lives. */
+void die_at_step(uint64_t number);
+extern uint64_t steps;
+/* Or before the nth step of that label. */
+void die_before(const char *label, int nth);
+/* Runs a script in a process that is killed before its step `number`. False: it had fewer steps. */
+bool killed_at(uint64_t number, void (*script)(void));
+/* A process attaches as the rank, and is killed. */
+void rank_dies(const char *name, uint32_t rank);
+
+/* Another thread asks for the writer's mutex all the time, until stop_asking. */
+void start_asking(shms_writer *w);
+void stop_asking(void);
+/* A hook that counts how often it got the mutex between two steps W1a of one search; `fresh`: a new one begins. */
+void count_yields(const char *label);
+extern uint32_t yields;
+extern bool fresh;
 
 #endif

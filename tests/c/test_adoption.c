@@ -1,11 +1,11 @@
 /*
  * test_adoption.c - writer A evicts and is succeeded, writer B adopts A's objects, and a rank reads them.
  *
- * As in test_interleave.c, A's arena has 16 units of 64 bytes and four objects. Rank 0 has a view of `held` and is
- * promised `owed`; `read` and `cold` may go. Rank 1 never attaches. Three things are done with that:
+ * A's arena has 16 units of 64 bytes and four objects. Rank 0 has a view of `held` and is promised `owed`; `read` and
+ * `cold` may go. Rank 1 never attaches. Three things are done with that:
  *
  * 1. A, B or the rank is a process of its own, which is killed before each of its steps. So is each successor.
- * 2. Each whole operation of one runs at each step of the others.
+ * 2. Each whole operation of one runs at each step of the others; also where A is the only writer.
  * 3. A is refused a put. Then someone lets go of an object, and A must notice.
  *
  * Whatever happens: no byte under a view changes, every open promise can be taken, and once nobody holds anything, A
@@ -32,6 +32,9 @@ static const char *const keys[OBJECTS] = {"held", "owed", "read", "cold"};
 static const char *name;
 static shms_writer *a, *b; /* NULL: dead */
 static shms_reader *r;     /* rank 0 */
+static shms_reader *second;
+static bool alone; /* there is no B */
+static uint8_t ref[SHMS_REF_SIZE];
 static shms_view *views[64];
 static uint64_t mark_of[64];
 static int n_views;
@@ -46,7 +49,6 @@ static struct promises {
         int by;
         bool open, adopted;
     } at[PROMISES];
-    uint64_t steps;
 } *promises;
 
 /* ---- views and promises ---- */
@@ -65,9 +67,10 @@ static void views_are_whole(void) {
 
 static void release_views(void) {
     views_are_whole();
-    for (int i = 0; i < n_views; i++)
-        if (views[i])
-            shms_view_release(views[i]);
+    for (int i = 0; i < n_views; i++) {
+        shms_view_release(views[i]);
+        views[i] = NULL;
+    }
     n_views = 0;
 }
 
@@ -130,22 +133,22 @@ static void join_b(void) {
 
 static void setup(void) {
     half = SHMS_NONE;
-    shms_options o = {.capacity = UNITS * UNIT, .n_readers = 2, .max_objects = SLOTS, .n_writers = 2, .n_groups = 2};
-    uint8_t ref[SHMS_REF_SIZE];
+    shms_options o = {
+        .capacity = UNITS * UNIT, .n_readers = 2, .max_objects = SLOTS, .n_writers = alone ? 1 : 2, .n_groups = 2};
     o.group_sizes[0] = o.group_sizes[1] = 1;
     memset(promises, 0, sizeof *promises);
     CHECK_EQ(SHMS_OK, shms_writer_create(arena_of_a ? &b : &a, name, &o));
-    (arena_of_a ? join_a : join_b)();
+    if (!alone)
+        (arena_of_a ? join_a : join_b)();
     CHECK_EQ(LEASES, a->seg.layout.max_leases);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_retire(a, 1));
     for (int i = 0; i < OBJECTS; i++) {
         CHECK_EQ(SHMS_OK, put(a, keys[i], 3, (uint64_t)i, ref));
+        promise(A, ref, (uint64_t)i, false)->open = i == OWED;
         if (i == HELD)
             keep(view_of(r, ref), HELD);
-        else if (i == OWED)
-            promise(A, ref, OWED, false);
-        else
+        else if (i != OWED)
             CHECK_EQ(1, shms_reader_release(r, ref));
     }
 }
@@ -178,42 +181,41 @@ static void nothing_is_found(void) {
 static void settle(void) {
     views_are_whole();
     for (int i = 0; i < 12; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "n%d", i);
-        int rc = put(a, key, (uint64_t)(i % 4), 99, NULL);
+        int rc = put(a, key_of("n", i), (uint64_t)(i % 4), 99, NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
         views_are_whole();
     }
     CHECK_EQ(SHMS_OK, shms_writer_valid(a));
     take_promises();
     release_views();
-    if (r)
-        shms_reader_free(r);
-    r = NULL;
+    shms_reader_free(r);
+    shms_reader_free(second);
+    r = second = NULL;
     if (b) {
         CHECK_EQ(SHMS_OK, shms_writer_valid(b));
         CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
     }
     all_fits(a, "all"); /* nobody holds anything any more */
-    if (!b)
+    if (!b && !alone)
         join_b();
-    CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
-    all_fits(a, "again");
-    all_fits(b, "every");
-    shms_reclaim_begin(b);
-    for (uint32_t e = 0; e < LEASES; e++)
-        CHECK(shms_get(&b->leases.table[e].number) == 0 || shms_lease_done(b, e, true));
+    if (b) {
+        CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
+        all_fits(a, "again");
+        all_fits(b, "every");
+        shms_reclaim_begin(b);
+        for (uint32_t e = 0; e < LEASES; e++)
+            CHECK(shms_get(&b->leases.table[e].number) == 0 || shms_lease_done(b, e, true));
+    }
     nothing_is_found();
-    shms_writer_close(b, 1);
-    shms_writer_free(b);
-    shms_writer_close(a, 1);
-    shms_writer_free(a);
+    if (b)
+        end_writer(b);
+    b = NULL;
+    end_writer(a);
 }
 
 /* ---- what B does ---- */
 
 static void b_hit(int object) {
-    uint8_t ref[SHMS_REF_SIZE];
     int rc = verb_hit(b, keys[object], 4, ref);
     CHECK(rc == SHMS_OK || rc == SHMS_ENOTFOUND);
     if (rc == SHMS_OK)
@@ -262,7 +264,6 @@ static void b_pins(void) {
         half = SHMS_NONE;
 }
 static void b_goes_on(void) {
-    uint8_t ref[SHMS_REF_SIZE];
     if (half == SHMS_NONE)
         return;
     shms_hand_out(b, half, shms_reclaim_lease(b), 0, false, ref);
@@ -275,7 +276,6 @@ static void b_has(void) { CHECK(shms_writer_has(b, "read", 4) >= 0); }
 static void b_touch(void) { CHECK(shms_writer_touch(b, "cold", 4) >= 0); }
 static void b_delete(void) { CHECK(shms_writer_delete(b, "read", 4) >= 0); }
 static void b_forgets(void) { /* and never finds again what it has deleted */
-    uint8_t ref[SHMS_REF_SIZE];
     b_delete();
     CHECK_EQ(SHMS_ENOTFOUND, verb_hit(b, "read", 4, ref));
 }
@@ -301,7 +301,6 @@ static void b_cancel_all(void) {
     CHECK(shms_writer_cancel_all(b) >= 0);
 }
 static void b_put(void) {
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put(b, "ours", 3, OURS, ref));
     promise(B, ref, OURS, false);
 }
@@ -407,6 +406,34 @@ static void a_recover(void) {
     join_a();
     a_evict();
 }
+static void a_full(void) { /* refused, unless everything has just been released */
+    int rc = put(a, "huge", 15, 8, NULL);
+    CHECK(rc == SHMS_EFULL || (rc == SHMS_OK && !views[HELD] && !promises->at[OWED].open));
+}
+static void a_cancel(void) {
+    int rc = shms_writer_cancel(a, promises->at[OWED].ref);
+    /* a lease that all ranks have acknowledged is open until the writer checks it */
+    CHECK(rc == 1 || (rc == 0 && !promises->at[OWED].open));
+    promises->at[OWED].open = false;
+    a_evict();
+}
+static void a_delete_all(void) {
+    CHECK_EQ(1, shms_writer_delete(a, "held", 4));
+    a_delete();
+}
+static void a_hand_out(void) {
+    uint8_t again[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, verb_hit(a, "held", 4, again));
+    a_evict();
+    CHECK(shms_writer_cancel(a, again) >= 0); /* 0: rank 0 was replaced, and the search has closed the lease */
+}
+static void a_abort(void) {
+    shms_ticket t;
+    if (verb_begin(a, "t", 1, NULL, 0, 6 * UNIT, &t) == SHMS_OK) {
+        memset(t.payload, 0xee, 6 * UNIT);
+        CHECK_EQ(SHMS_OK, verb_abort(a, &t));
+    }
+}
 
 /* ---- what rank 0 does ---- */
 
@@ -415,7 +442,7 @@ static bool late_runs;
 static const struct promise *late_of;
 static shms_view *late_view;
 static _Atomic int late_done;
-static uint64_t late_acquires;
+static uint64_t late_acquires, refused_acquires;
 
 static void *acquire_late(void *unused) {
     late_view = view_of(r, late_of->ref);
@@ -424,18 +451,20 @@ static void *acquire_late(void *unused) {
     return unused;
 }
 
-/* On a thread, if A is asking who holds the object: see test_interleave.c. */
+/* If the object is being evicted, the reader waits for A. So the reader runs on a thread, and the test waits for its
+ * pin: A's next step always comes after that. */
 static void acquire(struct promise *p) {
-    shms_ref ref;
-    shms_ref_unpack(&ref, p->ref);
-    const shms_slot *s = shms_segment_slot(&b->seg, ref.slot);
-    if (shms_get(&s->id) == ref.id && shms_get(&s->state) == SHMS_EVICTING) {
+    shms_ref parts;
+    shms_ref_unpack(&parts, p->ref);
+    const shms_segment *seg = b ? &b->seg : &a->seg;
+    const shms_slot *s = shms_segment_slot(seg, parts.slot);
+    if (shms_get(&s->id) == parts.id && shms_get(&s->state) == SHMS_EVICTING) {
         CHECK(!late_runs);
         late_of = p;
         late_runs = true;
         late_done = 0;
         CHECK(pthread_create(&late, NULL, acquire_late, NULL) == 0);
-        while (!atomic_load(&late_done) && !shms_reader_pins(shms_segment_reader(&b->seg, 0))[ref.slot])
+        while (!atomic_load(&late_done) && !shms_reader_pins(shms_segment_reader(seg, 0))[parts.slot])
             ;
         return;
     }
@@ -443,6 +472,7 @@ static void acquire(struct promise *p) {
     CHECK(v || !p->open);
     if (v)
         keep(v, p->mark);
+    refused_acquires += !v;
     p->open = false;
 }
 static void join_late(void) {
@@ -458,17 +488,40 @@ static void join_late(void) {
     promises->at[late_of - promises->at].open = false;
 }
 static void r_acquire(void) { acquire(last_of_b(READ, 0)); }
+static void r_acquire_owed(void) { acquire(&promises->at[OWED]); }
+static void r_acquire_read(void) { acquire(&promises->at[READ]); }
+static void r_acquire_cold(void) { acquire(&promises->at[COLD]); }
+static void r_acquire_held(void) { acquire(&promises->at[HELD]); }
+static void r_release_owed(void) {
+    struct promise *p = &promises->at[OWED];
+    bool was = p->open;
+    int rc = shms_reader_release(r, p->ref);
+    CHECK(rc == was || rc == p->open); /* may have been cancelled in between */
+    p->open = false;
+}
+static void r_release_read(void) { CHECK_EQ(0, shms_reader_release(r, promises->at[READ].ref)); }
+static void r_view_release(void) {
+    shms_view_release(views[HELD]);
+    views[HELD] = NULL;
+}
+static void r_attach_another(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 1, NULL)); }
+static void r_close_all(void) { /* with a live view: the rank's lock stays, the promises end */
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+    all_promises_end();
+}
 static void r_release(void) {
     struct promise *p = last_of_b(READ, 0);
     CHECK(shms_reader_release(r, p->ref) >= 0);
     p->open = false;
 }
-static void r_acquire_and_release(void) {
+static void release_new(void (*acquires)(void)) {
     int before = n_views;
-    r_acquire();
+    acquires();
     if (n_views > before)
         shms_view_release(views[--n_views]);
 }
+static void r_acquire_and_release(void) { release_new(r_acquire); }
+static void r_acquire_and_release_owed(void) { release_new(r_acquire_owed); }
 static void b_was_read(void) { /* A may evict it, and the reference is good as long as A does not */
     b_hit(READ);
     CHECK_EQ(1, shms_writer_assign_group(b, last_of_b(READ, 0)->ref, 1));
@@ -476,7 +529,6 @@ static void b_was_read(void) { /* A may evict it, and the reference is good as l
 }
 static void r_replace(void) {
     release_views();
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_reader_free(r);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     all_promises_end();
@@ -531,12 +583,7 @@ static void rank_0_dies(void) {
     shms_reader_free(r);
     r = NULL;
     all_promises_end();
-    pid_t child = fork_child();
-    if (child == 0) {
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
-        kill(getpid(), SIGKILL);
-    }
-    CHECK_EQ(1000 + SIGKILL, reap(child));
+    rank_dies(name, 0);
 }
 static void r_attaches(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL)); }
 static void r_comes_and_b_hits(void) {
@@ -546,7 +593,6 @@ static void r_comes_and_b_hits(void) {
         b_hit(i);
 }
 static void a_awaits_dead_rank(void) { /* so it asks whether the rank is gone */
-    uint8_t ref[SHMS_REF_SIZE];
     rank_0_dies();
     for (int i = 0; i < OBJECTS; i++)
         CHECK_EQ(SHMS_OK, verb_hit(a, keys[i], 4, ref));
@@ -625,6 +671,71 @@ static void at_each_step(void) {
     CHECK(steps > 3000 && late_acquires > 0);
 }
 
+static void (*const of_one_rank[])(void) = {r_acquire_owed,
+                                            r_acquire_read,
+                                            r_acquire_cold,
+                                            r_acquire_held,
+                                            r_release_owed,
+                                            r_release_read,
+                                            r_acquire_and_release_owed,
+                                            r_view_release,
+                                            r_attach_another,
+                                            r_close_all,
+                                            r_replace};
+static void (*const of_one_writer[])(void) = {a_small, a_evict, a_cancel, a_delete_all, a_clear, a_abort, a_recover};
+static void (*const of_one_writer_interrupted[])(void) = {a_small,      a_evict, a_full,     a_cancel,
+                                                          a_delete_all, a_clear, a_hand_out, a_abort};
+
+static void at_each_step_of_one_writer(void) {
+    uint64_t steps = 0;
+    alone = true;
+    late_acquires = refused_acquires = 0;
+    for (EACH(of_one_writer_interrupted))
+        for (EACH(of_one_rank))
+            steps +=
+                interleave(NULL, of_one_writer_interrupted[i_of_one_writer_interrupted], of_one_rank[i_of_one_rank]);
+    CHECK(late_acquires > 0 && refused_acquires > 0); /* both outcomes of the handshake occurred */
+    for (EACH(of_one_rank))
+        for (EACH(of_one_writer))
+            steps += interleave(NULL, of_one_rank[i_of_one_rank], of_one_writer[i_of_one_writer]);
+    CHECK(steps > 1000);
+    alone = false;
+}
+
+/* A rank that attaches for the first time finds all its promises. */
+static void first_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 0, NULL)); }
+static void refused_put(void) { CHECK_EQ(SHMS_EFULL, put(a, "put", 6, 8, NULL)); }
+
+static uint64_t a_first_attachment_is_no_death(void (*whole)(void), void (*other)(void)) {
+    for (uint64_t i = 1;; i++) {
+        shms_options o = {.capacity = UNITS * UNIT, .n_readers = 1, .max_objects = SLOTS};
+        CHECK_EQ(SHMS_OK, shms_writer_create(&a, name, &o));
+        memset(promises, 0, sizeof *promises);
+        for (int k = 0; k < OBJECTS; k++) {
+            CHECK_EQ(SHMS_OK, put(a, keys[k], 3, (uint64_t)k, ref));
+            promise(A, ref, (uint64_t)k, false);
+        }
+        step = 0;
+        at_step[0] = i;
+        at_step[1] = 0;
+        intruders[0] = other;
+        shms_step_hook = intrude;
+        whole();
+        shms_step_hook = NULL;
+        refused_put();
+        if (!second)
+            first_attach();
+        r = second;
+        take_promises();
+        release_views();
+        shms_reader_free(r);
+        r = second = NULL;
+        end_writer(a);
+        if (step < i)
+            return i - 1;
+    }
+}
+
 /* ---- 3. what A remembers of a refusal ---- */
 
 static uint64_t wanted;
@@ -666,10 +777,7 @@ static uint64_t noticed(void (*before)(void), void (*whole)(void), uint64_t unit
     }
 }
 
-static void b_holds_cold(void) {
-    uint8_t ref[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, verb_hit_of(b, "cold", 4, 0, true, ref));
-}
+static void b_holds_cold(void) { CHECK_EQ(SHMS_OK, verb_hit_of(b, "cold", 4, 0, true, ref)); }
 static void only_rank_0_is_awaited(void) {
     b_holds_cold();
     b_hit(READ);
@@ -727,12 +835,10 @@ static void a_wants_at_v1(const char *label) {
     }
 }
 static void a_holds_cold_and_b_pins_read(void) {
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, verb_hit_of(a, "cold", 4, 0, true, ref));
     b_pins();
 }
 static void a_holds_cold_and_b_hits_read(void) {
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, verb_hit_of(a, "cold", 4, 0, true, ref));
     b_hit(READ);
 }
@@ -760,14 +866,7 @@ static void what_the_dead_held_is_over_before_anything_slow(void) {
 
 /* ---- 1. deaths ---- */
 
-static uint64_t kill_at;
 static int to_parent[2], to_child[2];
-
-static void count_and_die(const char *label) {
-    (void)label;
-    if (++step == kill_at)
-        kill(getpid(), SIGKILL);
-}
 
 /* In the child: lets the parent act now. */
 static void meet(void) {
@@ -782,9 +881,7 @@ static bool killed(void (*script)(void), uint64_t k, void (*act)(void)) {
     CHECK(pipe(to_parent) == 0 && pipe(to_child) == 0);
     pid_t child = fork_child();
     if (child == 0) {
-        kill_at = k;
-        step = 0;
-        shms_step_hook = count_and_die;
+        die_at_step(k);
         script();
         _exit(0);
     }
@@ -803,7 +900,7 @@ static bool killed(void (*script)(void), uint64_t k, void (*act)(void)) {
 
 static uint64_t die_in_turn(void (*script)(void)) {
     uint64_t j = 1;
-    while (killed(script, j, NULL))
+    while (killed_at(j, script))
         j++;
     return j - 1;
 }
@@ -853,6 +950,7 @@ static uint64_t b_dies_anywhere(bool succeeded, bool keep) {
 }
 
 static int meetings;
+static void (*count_and_die)(const char *label);
 static void meet_at_w2(const char *label) {
     count_and_die(label);
     if (label[0] == 'W' && label[1] == '2')
@@ -860,11 +958,11 @@ static void meet_at_w2(const char *label) {
 }
 static void all_of_a(void) {
     join_a();
+    count_and_die = shms_step_hook;
     shms_step_hook = meet_at_w2;
     a_small();
     a_evict();
     CHECK(shms_writer_delete(a, "cold", 4) >= 0);
-    uint8_t ref[SHMS_REF_SIZE];
     if (verb_hit(a, "ours", 4, ref) == SHMS_OK)
         CHECK_EQ(1, shms_writer_cancel(a, ref));
     a_puts("later", 3);
@@ -969,7 +1067,6 @@ static void a_pin_in_passing_refuses_nobody(void) {
     static const uint64_t units[] = {UNITS, 1, 3};
     shms_options o = {.capacity = UNITS * UNIT, .n_readers = 1, .max_objects = SLOTS, .n_writers = 2};
     for (int i = 0; i < 3; i++) {
-        uint8_t ref[SHMS_REF_SIZE];
         char key[] = "n0";
         CHECK_EQ(SHMS_OK, shms_writer_create(&a, name, &o));
         CHECK_EQ(SHMS_OK, shms_writer_join(&b, name, 1, NULL));
@@ -988,10 +1085,8 @@ static void a_pin_in_passing_refuses_nobody(void) {
         passes = true;
         CHECK_EQ(SHMS_OK, put_of_kind(i == 2, "two", units[i]));
         passes = false;
-        shms_writer_close(b, 1);
-        shms_writer_free(b);
-        shms_writer_close(a, 1);
-        shms_writer_free(a);
+        end_writer(b);
+        end_writer(a);
     }
 }
 
@@ -1029,10 +1124,8 @@ static void a_look_up_refuses_nobody(void) {
         shms_step_hook = NULL;
         CHECK_EQ(0, shms_writer_has(b, "one", 3));
         CHECK(seen_in_evicting > i);
-        shms_writer_close(b, 1);
-        shms_writer_free(b);
-        shms_writer_close(a, 1);
-        shms_writer_free(a);
+        end_writer(b);
+        end_writer(a);
     }
 }
 
@@ -1050,17 +1143,18 @@ static void what_is_used_elsewhere_stays(void) {
         CHECK_EQ(SHMS_OK, put(a, "new", 7, 3, NULL));
         CHECK_EQ(uses[i] > 0, shms_writer_has(a, "hot", 3));
         CHECK_EQ(uses[i] == 0, shms_writer_has(a, "cold", 4));
-        shms_writer_close(b, 1);
-        shms_writer_free(b);
-        shms_writer_close(a, 1);
-        shms_writer_free(a);
+        end_writer(b);
+        end_writer(a);
     }
 }
 
-int main(void) {
+TEST(whatever_a_b_and_the_rank_do_no_promise_is_broken) {
     promises = mmap(NULL, sizeof *promises, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(promises != MAP_FAILED);
     name = store_name("adoption");
+    at_each_step_of_one_writer();
+    CHECK(a_first_attachment_is_no_death(refused_put, first_attach) > 3);
+    CHECK(a_first_attachment_is_no_death(first_attach, refused_put) == 4); /* A1 to A4 */
     a_look_up_refuses_nobody();
     a_pin_in_passing_refuses_nobody();
     what_is_used_elsewhere_stays();
@@ -1071,6 +1165,4 @@ int main(void) {
     }
     arena_of_a = 0;
     at_each_step();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

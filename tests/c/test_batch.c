@@ -1,24 +1,10 @@
 /* test_batch.c - what a batch has done is undone as a whole, once, and only where it is still there. */
-#include "store/batch.h"
-#include "support.h"
-
-static shms_writer *w;
-static shms_batch b;
-static const char *name;
+#include "fixture.h"
 
 static void begin(void) {
-    shms_options o = {.capacity = 8192, .n_readers = 1, .max_objects = 16};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("batch"), &o));
+    open_store("batch", (shms_options){.capacity = 8192, .n_readers = 1, .max_objects = 16}, 0);
     CHECK(shms_writer_track_events(w, 1) > 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "old", 64, 1, NULL));
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_batch_drop(w, &b);
-    b = (shms_batch){0};
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
 }
 
 static shms_stats stats(void) {
@@ -38,7 +24,7 @@ static void only_the_old_object_is_left(void) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
 }
 
-static void everything_is_undone_and_again_is_nothing(void) {
+TEST(everything_is_undone_and_again_is_nothing) {
     begin();
     for (char c = 'a'; c < 'a' + 9; c++)
         CHECK_EQ(SHMS_OK, put((char[]){c, 0}));
@@ -52,7 +38,6 @@ static void everything_is_undone_and_again_is_nothing(void) {
     shms_batch_undo(w, &b);
     only_the_old_object_is_left();
     CHECK_EQ(SHMS_OK, put_marked(w, "other", 0, 1, NULL)); /* in the slot and the entry of one that is undone */
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, verb_hit(w, "other", 5, ref));
     shms_stats before = stats(), after;
     b.keep = 0; /* as if the first undoing had not been noted */
@@ -73,7 +58,7 @@ static void everything_is_undone_and_again_is_nothing(void) {
     end();
 }
 
-static void what_is_kept_stays_and_the_batch_begins_again(void) {
+TEST(what_is_kept_stays_and_the_batch_begins_again) {
     begin();
     CHECK_EQ(SHMS_OK, put("a"));
     b.keep = 1;
@@ -86,7 +71,7 @@ static void what_is_kept_stays_and_the_batch_begins_again(void) {
     end();
 }
 
-static void a_ticket_is_undone_in_each_of_its_states(void) {
+TEST(a_ticket_is_undone_in_each_of_its_states) {
     for (int leased = 0; leased < 2; leased++)
         for (int committed = 0; committed < 2; committed++) {
             begin();
@@ -100,7 +85,7 @@ static void a_ticket_is_undone_in_each_of_its_states(void) {
         }
 }
 
-static void a_ticket_of_a_closed_writer_is_ended_and_no_more(void) {
+TEST(a_ticket_of_a_closed_writer_is_ended_and_no_more) {
     begin();
     CHECK_EQ(SHMS_OK, put("a"));
     CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
@@ -115,7 +100,7 @@ static void a_ticket_of_a_closed_writer_is_ended_and_no_more(void) {
     end();
 }
 
-static void a_refusal_is_in_the_batch_that_met_it(void) {
+TEST(a_refusal_is_in_the_batch_that_met_it) {
     begin();
     CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
     CHECK_EQ(SHMS_EFULL, shms_batch_begin(w, &b, "large", 5, "m", 1, NULL, 0, 8000, 0, 1));
@@ -126,7 +111,7 @@ static void a_refusal_is_in_the_batch_that_met_it(void) {
     end();
 }
 
-static void keys_are_protected_until_the_undoing(void) {
+TEST(keys_are_protected_until_the_undoing) {
     begin();
     CHECK_EQ(SHMS_OK, shms_batch_protect(w, &b, (const uint8_t *)"\3\0\0\0old\3\0\0\0new\3\0\0\0old", 21));
     CHECK_EQ(1, shms_writer_delete(w, "old", 3));
@@ -139,7 +124,7 @@ static void keys_are_protected_until_the_undoing(void) {
     end();
 }
 
-static void a_child_undoes_nothing(void) {
+TEST(a_child_undoes_nothing) {
     begin();
     CHECK_EQ(SHMS_OK, put("a"));
     pid_t child = fork();
@@ -151,15 +136,4 @@ static void a_child_undoes_nothing(void) {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(stats().objects == 2 && stats().open_leases == 1);
     end();
-}
-
-int main(void) {
-    everything_is_undone_and_again_is_nothing();
-    what_is_kept_stays_and_the_batch_begins_again();
-    a_ticket_is_undone_in_each_of_its_states();
-    a_ticket_of_a_closed_writer_is_ended_and_no_more();
-    a_refusal_is_in_the_batch_that_met_it();
-    keys_are_protected_until_the_undoing();
-    a_child_undoes_nothing();
-    return 0;
 }

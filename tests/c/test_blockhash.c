@@ -5,53 +5,8 @@
 
 #include "check.h"
 
-static void the_worked_example_is_encoded_byte_for_byte(void) {
-    int64_t tokens[16], items[] = {4, 3, 4}, ends[1];
-    uint8_t out[256];
-    /* tokens 0..15, extras ("lora", "img", an offset, a byte string): tail of the example in the layout comment */
-    const uint8_t want[] = {0x90, 0,  1,    2,    3,   4,   5,   6,   7,    8,   9,   10,  11,   12,   13,
-                            14,   15, 0x84, 0x64, 'l', 'o', 'r', 'a', 0x63, 'i', 'm', 'g', 0x04, 0x41, 0x01};
-    shms_blockhash_extras x = {.lora = (const uint8_t *)"\x64lora",
-                               .lora_len = 5,
-                               .salt = (const uint8_t *)"\x41\x01",
-                               .salt_len = 2,
-                               .items = items,
-                               .n_items = 1,
-                               .idents = (const uint8_t *)"\x63img"};
-    for (int i = 0; i < 16; i++)
-        tokens[i] = i;
-    CHECK(shms_blockhash_bound(1, 16, &x) <= (int64_t)sizeof out);
-    CHECK(shms_blockhash_bodies(out, sizeof out, ends, 0, 1, 16, tokens, 8, &x) == (int64_t)sizeof want);
-    CHECK(ends[0] == (int64_t)sizeof want && !memcmp(out, want, sizeof want));
-    CHECK(shms_blockhash_bodies(out, 10, ends, 0, 1, 16, tokens, 8, &x) == SHMS_KV_EFULL);
-}
-
-static void a_kind_stands_before_each_tagged_key(void) {
-    static const uint8_t lora[] = "\x83\x64lora\x61L\xf6", salt[] = "\x82\x64salt\x61s", digest[32] = {7};
-    static const uint8_t want[] = "\x81\x00\x85\x83\x64lora\x61L\xf6\x83\x62mm\x63img\x00\x83\x62mm\x61"
-                                  "b\x00\x82\x64salt\x61s\x82\x66"
-                                  "embeds\x58\x20\x07";
-    int64_t token = 0, items[] = {0, 1, 4, 0, 9, 6}, end;
-    uint8_t out[256], full[sizeof want + 30] = {0};
-    shms_blockhash_extras x = {.lora = lora,
-                               .lora_len = sizeof lora - 1,
-                               .salt = salt,
-                               .salt_len = sizeof salt - 1,
-                               .items = items,
-                               .n_items = 2,
-                               .idents = (const uint8_t *)"\x63img\x61"
-                                                          "b",
-                               .embeds = digest,
-                               .n_embeds = 1,
-                               .tagged = 1};
-    memcpy(full, want, sizeof want - 1); /* the digest's other bytes are 0 */
-    CHECK(shms_blockhash_bound(1, 1, &x) <= (int64_t)sizeof out);
-    CHECK(shms_blockhash_bodies(out, sizeof out, &end, 0, 1, 1, &token, 8, &x) == (int64_t)sizeof full);
-    CHECK(!memcmp(out, full, sizeof full));
-}
-
 /* Extra keys of all kinds, each number with its longest head, fit into what `bound` gives: nothing is written behind. */
-static void the_bound_is_enough_for_either_form(void) {
+TEST(the_bound_is_enough_for_either_form) {
     enum { N = 9 };
     int64_t token = INT64_MIN, items[3 * N], end;
     uint8_t digest[32] = {0}, keys[N];
@@ -66,36 +21,6 @@ static void the_bound_is_enough_for_either_form(void) {
         uint8_t *out = malloc((size_t)bound); /* the address sanitizer watches its end */
         CHECK(shms_blockhash_bodies(out, bound, &end, first, 1, 1, &token, 8, &x) > 0 && end <= bound);
         free(out);
-    }
-}
-
-static void numbers_take_the_shortest_head(void) {
-    static const struct {
-        int64_t v;
-        int n;
-        uint8_t bytes[9];
-    } cases[] = {
-        {0, 1, {0}},
-        {23, 1, {23}},
-        {24, 2, {24, 24}},
-        {255, 2, {24, 255}},
-        {256, 3, {25, 1, 0}},
-        {65535, 3, {25, 255, 255}},
-        {65536, 5, {26, 0, 1, 0, 0}},
-        {0xffffffff, 5, {26, 255, 255, 255, 255}},
-        {0x100000000, 9, {27, 0, 0, 0, 1, 0, 0, 0, 0}},
-        {-1, 1, {0x20}},
-        {-24, 1, {0x37}},
-        {-25, 2, {0x38, 24}},
-        {-257, 3, {0x39, 1, 0}},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        uint8_t out[128];
-        int64_t end;
-        shms_blockhash_extras none = {0};
-        CHECK(shms_blockhash_bodies(out, sizeof out, &end, 0, 1, 1, &cases[i].v, 8, &none) == cases[i].n + 2);
-        CHECK(out[0] == 0x81 && out[1 + cases[i].n] == 0xf6); /* an array of the one token, and no extra keys */
-        CHECK(!memcmp(out + 1, cases[i].bytes, (size_t)cases[i].n));
     }
 }
 
@@ -157,7 +82,7 @@ static void both_ways_hash_the_same_messages(int32_t tagged) {
 }
 
 /* Numbers whose sum or product overflows an int64, and items that would be missed because of that. */
-static void numbers_whose_sum_overflows_are_refused(void) {
+TEST(numbers_whose_sum_overflows_are_refused) {
     static const struct {
         int64_t items[6];
         int refused;
@@ -197,13 +122,7 @@ static void numbers_whose_sum_overflows_are_refused(void) {
     shms_hashlist_free(list);
 }
 
-int main(void) {
-    numbers_whose_sum_overflows_are_refused();
-    the_worked_example_is_encoded_byte_for_byte();
-    a_kind_stands_before_each_tagged_key();
-    the_bound_is_enough_for_either_form();
-    numbers_take_the_shortest_head();
+TEST(each_in_all_its_cases) {
     both_ways_hash_the_same_messages(0);
     both_ways_hash_the_same_messages(1);
-    return 0;
 }

@@ -1,5 +1,5 @@
 /* Compares the pool with plain arrays, runs its checker after each step, and runs the checker on broken pools. */
-#include "kv/blockpool_impl.h"
+#include "kv/blockpool.h"
 
 #include <string.h>
 
@@ -162,7 +162,7 @@ static void a_pool_matches_plain_arrays(int order) {
 }
 
 /* Thousands of keys in a small map: long probes that wrap around, and removals that shift keys back. */
-static void a_nearly_full_map_loses_nothing(void) {
+TEST(a_nearly_full_map_loses_nothing) {
     enum { M = 3000 };
     shms_blockpool *pool = shms_blockpool_new(M, SHMS_BLOCKPOOL_TAIL);
     shms_hashlist *hashes = shms_hashlist_new();
@@ -189,7 +189,7 @@ static void a_nearly_full_map_loses_nothing(void) {
     free(out);
 }
 
-static void the_checker_finds_each_broken_invariant(void) {
+TEST(the_checker_finds_each_broken_invariant) {
     shms_blockpool *pool = shms_blockpool_new(8, SHMS_BLOCKPOOL_TAIL);
     shms_hashlist *hashes = shms_hashlist_new();
     int32_t ids[4];
@@ -227,10 +227,7 @@ static void the_checker_finds_each_broken_invariant(void) {
     CHECK(shms_blockpool_new(0, 0) == NULL && shms_blockpool_new(8, 2) == NULL);
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     a_pool_matches_plain_arrays(SHMS_BLOCKPOOL_TAIL);
     a_pool_matches_plain_arrays(SHMS_BLOCKPOOL_UNCACHED_FIRST);
-    a_nearly_full_map_loses_nothing();
-    the_checker_finds_each_broken_invariant();
-    return 0;
 }

@@ -21,7 +21,7 @@ static void copies_exactly(char *to, const char *from, uint64_t size, uint32_t t
         CHECK(d[size + (uint64_t)i] == 0x5a);
 }
 
-int main(void) {
+TEST(a_copy_is_exact_for_every_alignment_and_size) {
     /* The threshold depends on the machine; these sizes cover any threshold between 1 and 4 MiB. */
     static const uint64_t large[] = {1u << 20, 2u << 20, 4u << 20};
     static const uint32_t shifts[] = {0, 1, 8, 31, 32, 63};
@@ -46,5 +46,4 @@ int main(void) {
     }
     free(from);
     free(to);
-    return 0;
 }

@@ -14,7 +14,7 @@ static uint32_t by_definition(const uint8_t *p, size_t n) {
     return ~c;
 }
 
-static void published_values_are_reproduced(void) {
+TEST(published_values_are_reproduced) {
     uint8_t zeros[32] = {0}, ones[32];
     memset(ones, 0xff, sizeof ones);
     CHECK_EQ(0xe3069283, shms_crc32c(0, "123456789", 9));
@@ -23,7 +23,7 @@ static void published_values_are_reproduced(void) {
     CHECK_EQ(0, shms_crc32c(0, zeros, 0));
 }
 
-static void every_length_and_alignment_matches_the_definition_in_one_part_or_two(void) {
+TEST(every_length_and_alignment_matches_the_definition_in_one_part_or_two) {
     static uint8_t bytes[40000];
     uint64_t seed = 1;
     for (size_t i = 0; i < sizeof bytes; i++)
@@ -37,7 +37,7 @@ static void every_length_and_alignment_matches_the_definition_in_one_part_or_two
     }
 }
 
-static void an_object_checksum_covers_all_but_the_padding(void) {
+TEST(an_object_checksum_covers_all_but_the_padding) {
     uint8_t data[512] = {0};
     uint64_t seed = 2, at = 64, length = 100; /* key 3, metadata 5, padding to 64, payload 36 */
     for (size_t i = 0; i < sizeof data; i++)
@@ -52,11 +52,4 @@ static void an_object_checksum_covers_all_but_the_padding(void) {
     /* without a payload; a damaged length that ends in the padding must not underflow */
     for (length = 8; length <= 64; length++)
         CHECK_EQ(shms_crc32c(0, data + at, 8), shms_object_crc(data, at, 3, 5, length));
-}
-
-int main(void) {
-    published_values_are_reproduced();
-    every_length_and_alignment_matches_the_definition_in_one_part_or_two();
-    an_object_checksum_covers_all_but_the_padding();
-    return 0;
 }

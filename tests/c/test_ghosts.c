@@ -1,7 +1,7 @@
 /* test_ghosts.c - the list of evicted keys, in caller's memory, compared with a plain LRU stack; and in a store. */
 #include "store/ghosts.h"
 
-#include "support.h"
+#include "fixture.h"
 
 #define SLOTS 64
 #define UNIT 100
@@ -66,7 +66,7 @@ static void a_used_object_stays_twice_as_long(bool slots) {
         }
 }
 
-static void an_old_a_deleted_and_a_cleared_key_are_no_ghosts(void) {
+TEST(an_old_a_deleted_and_a_cleared_key_are_no_ghosts) {
     begin(SLOTS * UNIT, SLOTS);
     CHECK_EQ(0, shms_ghosts_put(&g, hash(1), UNIT));
     shms_ghosts_add(&g, hash(1), UNIT, false);
@@ -90,91 +90,35 @@ static void an_old_a_deleted_and_a_cleared_key_are_no_ghosts(void) {
     CHECK_EQ(0, shms_ghosts_put(&g, hash(5), UNIT));
 }
 
-static shms_stats stats(shms_writer *w) {
+static shms_stats stats(void) {
     shms_stats s;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &s));
     return s;
 }
 
-static void put(shms_writer *w, int key) {
-    char name[8];
-    snprintf(name, sizeof name, "k%d", key);
-    CHECK_EQ(SHMS_OK, put_marked(w, name, 64, 1, NULL));
-}
+static void put(int key) { CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", key), 64, 1, NULL)); }
 
 static void the_store_remembers_whether_an_object_was_used(bool used) {
-    shms_options o = {.capacity = 100 * 128, .n_readers = 1, .max_objects = 256};
-    shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("used"), &o));
-    put(w, 0);
+    open_store("used", (shms_options){.capacity = 100 * 128, .n_readers = 1, .max_objects = 256}, 0);
+    put(0);
     CHECK_EQ(used, shms_writer_touch(w, used ? "k0" : "none", used ? 2 : 4));
     int next = 1;
     while (shms_writer_has(w, "k0", 2))
-        put(w, next++);
+        put(next++);
     for (int i = 0; i < 80; i++)
-        put(w, next++);
-    put(w, 0);
-    CHECK_EQ(used, stats(w).counters.more_hits_at_1_5x);
-    CHECK_EQ(1, stats(w).counters.more_hits_at_2x);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+        put(next++);
+    put(0);
+    CHECK_EQ(used, stats().counters.more_hits_at_1_5x);
+    CHECK_EQ(1, stats().counters.more_hits_at_2x);
+    end();
 }
 
-static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
-    const char *name = store_name("ghosts");
-    shms_options o = {.capacity = 10 * 128, .n_readers = 1, .max_objects = 64};
-    shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    for (int i = 0; i < 40; i++) /* 30 to 39 stay */
-        put(w, i);
-    put(w, 26);
-    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 1 &&
-          stats(w).counters.more_hits_at_4x == 1);
-    put(w, 22);
-    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 2 &&
-          stats(w).counters.more_hits_at_4x == 2);
-    put(w, 3);
-    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 2 &&
-          stats(w).counters.more_hits_at_4x == 3);
-    CHECK_EQ(1, shms_writer_delete(w, "k26", 3)); /* here: no ghost. k32 has gone: it would go from a larger store */
-    CHECK_EQ(0, shms_writer_delete(w, "k32", 3));
-    put(w, 26);
-    put(w, 32);
-    shms_ticket t;
-    CHECK_EQ(SHMS_OK, verb_begin(w, "k31", 3, NULL, 0, 64, &t)); /* not a put until it is committed */
-    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    CHECK_EQ(3, stats(w).counters.more_hits_at_4x);
-    CHECK_EQ(SHMS_OK, verb_reserve(w, "k31", 3, NULL, 0, 64, &t));
-    CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
-    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
-    shms_stats before = stats(w);
-    shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    CHECK_EQ(before.counters.more_hits_at_1_5x,
-             stats(w).counters.more_hits_at_1_5x); /* the counts go on, without ghosts at first */
-    put(w, 29);
-    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
-    for (int i = 50; i < 60; i++)
-        put(w, i);
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    put(w, 29);
-    put(w, 59);
-    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
-}
-
-int main(void) {
+TEST(each_in_all_its_cases) {
     the_distance_is_that_of_an_lru_stack(false);
     the_distance_is_that_of_an_lru_stack(true);
     a_used_object_stays_twice_as_long(false);
     a_used_object_stays_twice_as_long(true);
-    an_old_a_deleted_and_a_cleared_key_are_no_ghosts();
-    the_store_counts_puts_that_a_larger_one_would_not_need();
     the_store_remembers_whether_an_object_was_used(false);
     the_store_remembers_whether_an_object_was_used(true);
     free(memory);
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

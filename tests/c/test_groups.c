@@ -1,39 +1,15 @@
 /*
  * test_groups.c - leases that wait for one group of ranks: named at the hand-out, or once later.
  */
-#include "store/batch.h"
-#include "support.h"
+#include "fixture.h"
 
 enum { SIZE = 64, SPAN = 128, FITS = 4, RANKS = 5 };
 enum { ALL, FIRST, SECOND, THIRD, NONE }; /* as the calls take groups: all ranks, {0, 1}, {2, 3}, {4}, no group */
 
-static shms_writer *w;
-static shms_reader *readers[RANKS];
-static const char *name;
-static shms_batch b;
-static uint8_t ref[SHMS_REF_SIZE];
-
 static void begin(uint32_t attached) {
-    shms_options o = {.capacity = FITS * SPAN, .n_readers = RANKS, .n_groups = 3, .group_sizes = {2, 2, 1}};
-    name = store_name("groups");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    for (uint32_t r = 0; r < attached; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
-}
-
-static void leave(uint32_t r) {
-    shms_reader_free(readers[r]);
-    readers[r] = NULL;
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    for (uint32_t r = 0; r < RANKS; r++)
-        leave(r);
-    shms_batch_drop(w, &b);
-    memset(&b, 0, sizeof b);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    open_store("groups",
+               (shms_options){.capacity = FITS * SPAN, .n_readers = RANKS, .n_groups = 3, .group_sizes = {2, 2, 1}},
+               attached);
 }
 
 static int put_for(const char *key, uint32_t group) {
@@ -59,25 +35,6 @@ static void read_by(uint32_t r) {
     shms_view_release(v);
 }
 
-/* A process that attaches as a rank, and is killed. */
-static void die_as(uint32_t rank) {
-    int ready[2];
-    char byte;
-    CHECK(pipe(ready) == 0);
-    pid_t child = fork_child();
-    if (child == 0) {
-        shms_reader *r;
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank, NULL));
-        CHECK(write(ready[1], "", 1) == 1);
-        pause();
-    }
-    CHECK(read(ready[0], &byte, 1) == 1);
-    kill(child, SIGKILL);
-    CHECK_EQ(1000 + SIGKILL, reap(child));
-    close(ready[0]);
-    close(ready[1]);
-}
-
 static void a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(uint32_t attached) {
     static const uint32_t first[] = {0, 0, 2, 4}, last[] = {4, 1, 3, 4};
     begin(attached); /* the others have never attached */
@@ -97,32 +54,7 @@ static void a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(uint32_t a
     end();
 }
 
-static void what_the_ranks_of_other_groups_do_does_not_matter(void) {
-    begin(2);
-    CHECK_EQ(SHMS_OK, put_for("a", FIRST));
-    CHECK_EQ(1, shms_reader_release(readers[0], ref));
-    CHECK_EQ(1, shms_reader_release(readers[1], ref));
-    CHECK(all_may_go()); /* three others have never attached */
-    for (uint32_t r = 2; r < RANKS; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
-    CHECK_EQ(SHMS_OK, put_for("b", FIRST));
-    leave(0);
-    CHECK(!all_may_go());
-    leave(1);
-    CHECK(all_may_go()); /* three others are alive and have not read */
-    CHECK_EQ(SHMS_OK, put_for("c", THIRD));
-    die_as(0);
-    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 3));
-    CHECK(!all_may_go()); /* the dead and the retired answer for nobody */
-    leave(4);
-    CHECK(all_may_go());
-    die_as(4);
-    CHECK_EQ(SHMS_OK, put_for("d", THIRD));
-    CHECK(all_may_go()); /* its only rank is dead */
-    end();
-}
-
-static void a_rank_of_another_group_may_read_and_then_holds_by_its_pin(void) {
+TEST(a_rank_of_another_group_may_read_and_then_holds_by_its_pin) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", THIRD));
     shms_view *v = view_of(readers[0], ref);
@@ -134,7 +66,7 @@ static void a_rank_of_another_group_may_read_and_then_holds_by_its_pin(void) {
     end();
 }
 
-static void a_lease_gets_its_group_once(void) {
+TEST(a_lease_gets_its_group_once) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, NONE));
@@ -157,48 +89,16 @@ static void a_lease_gets_its_group_once(void) {
     end();
 }
 
-static void a_group_that_does_not_exist_changes_nothing(void) {
+TEST(a_ticket_is_not_committed_for_a_group_that_does_not_exist) {
     begin(RANKS);
-    CHECK_EQ(SHMS_EINVAL, put_for("k", NONE));
-    CHECK_EQ(SHMS_ECLOSED, shms_batch_put(NULL, &b, "k", 1, NULL, 0, NULL, 0, 0, NULL, 0, 0, FIRST, 0));
-    CHECK_EQ(0, shms_writer_has(w, "k", 1));
-    CHECK_EQ(SHMS_OK, put_for("k", FIRST));
-    CHECK_EQ(SHMS_EINVAL, shms_batch_hit(w, &b, "k", 1, NONE, 0));
-    CHECK_EQ(SHMS_EINVAL, shms_batch_hit(w, &b, "absent", 6, NONE, 0));
     CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "l", 1, NULL, 0, NULL, 0, SIZE, 0, 1));
     CHECK_EQ(SHMS_EINVAL, shms_batch_commit(w, &b, NONE, 0));
-    CHECK_EQ(0, shms_writer_has(w, "l", 1));
     CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, SECOND, 0)); /* the ticket has not ended */
-    CHECK_EQ(2, w->seg.writer->open_leases);
-    CHECK_EQ(0, w->seg.writer->counters[SHMS_C(hits)] + w->seg.writer->counters[SHMS_C(misses)]);
-    shms_batch_undo(w, &b);
-    CHECK_EQ(1, w->seg.writer->open_leases);
-    end();
-}
-
-static void every_way_to_hand_out_takes_a_group(void) {
-    begin(RANKS);
-    CHECK_EQ(SHMS_OK, put_for("k", THIRD));
-    read_by(4);
-    CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, SECOND, 0));
-    b.keep = 1;
-    memcpy(ref, b.ref, sizeof ref);
-    read_by(2);
-    CHECK(!all_may_go());
-    read_by(3);
-    CHECK(all_may_go());
-    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "l", 1, NULL, 0, NULL, 0, SIZE, 0, 1));
-    CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, THIRD, 0));
-    b.keep = 1;
-    memcpy(ref, b.ref, sizeof ref);
-    CHECK(!all_may_go());
-    read_by(4);
-    CHECK(all_may_go());
     end();
 }
 
 /* Reads that came before the lease got its group count. */
-static void an_address_may_release(void) {
+TEST(an_address_may_release) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     read_by(2);
@@ -206,17 +106,10 @@ static void an_address_may_release(void) {
     CHECK(!all_may_go()); /* and a search remembers it */
     CHECK_EQ(1, shms_writer_assign_group(w, ref, SECOND));
     CHECK(all_may_go());
-    CHECK_EQ(SHMS_OK, put_for("k", ALL));
-    read_by(0);
-    CHECK(!all_may_go());
-    CHECK_EQ(1, shms_writer_assign_group(w, ref, FIRST));
-    CHECK(!all_may_go());
-    read_by(1);
-    CHECK(all_may_go());
     end();
 }
 
-static void an_address_may_free_a_lease_entry(void) {
+TEST(an_address_may_free_a_lease_entry) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     uint32_t n = 1;
@@ -231,22 +124,7 @@ static void an_address_may_free_a_lease_entry(void) {
     end();
 }
 
-static void a_held_lease_stays_held_and_keeps_its_group(void) {
-    begin(RANKS);
-    for (int held_first = 0; held_first < 2; held_first++) {
-        CHECK_EQ(SHMS_OK, put_for("k", ALL));
-        for (int i = 0; i < 2; i++)
-            CHECK_EQ(1, i == held_first ? shms_writer_assign_group(w, ref, THIRD) : verb_hold(w, ref));
-        CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, FIRST));
-        read_by(4);
-        CHECK(!all_may_go());
-        CHECK_EQ(1, shms_writer_cancel(w, ref));
-        CHECK(all_may_go());
-    }
-    end();
-}
-
-static void a_refusal_blames_only_the_ranks_of_the_group(void) {
+TEST(a_refusal_blames_only_the_ranks_of_the_group) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", SECOND));
     read_by(2);
@@ -258,7 +136,7 @@ static void a_refusal_blames_only_the_ranks_of_the_group(void) {
     end();
 }
 
-static void another_lease_of_the_object_still_holds_it(void) {
+TEST(another_lease_of_the_object_still_holds_it) {
     begin(RANKS);
     uint8_t all[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
@@ -277,40 +155,7 @@ static void another_lease_of_the_object_still_holds_it(void) {
     end();
 }
 
-static void die_at_g1(const char *label) {
-    if (strcmp(label, "G1") == 0)
-        kill(getpid(), SIGKILL);
-}
-
-static void a_successor_keeps_the_groups(void) {
-    begin(0);
-    CHECK_EQ(SHMS_OK, put_for("k", ALL));
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    shms_writer_free(w);
-    for (int killed = 0; killed < 2; killed++) {
-        pid_t child = fork_child();
-        if (child == 0) {
-            CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-            shms_step_hook = killed ? NULL : die_at_g1;
-            CHECK_EQ(1, shms_writer_assign_group(w, ref, THIRD));
-            kill(getpid(), SIGKILL);
-        }
-        CHECK_EQ(1000 + SIGKILL, reap(child));
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        CHECK_EQ(killed ? SHMS_EINVAL : 1, shms_writer_assign_group(w, ref, killed ? FIRST : ALL));
-        if (!killed) {
-            CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-            shms_writer_free(w);
-        }
-    }
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[4], name, 4, NULL));
-    CHECK(!all_may_go());
-    read_by(4);
-    CHECK(all_may_go());
-    end();
-}
-
-static void a_lease_for_a_group_that_does_not_exist_is_damage(void) {
+TEST(a_lease_for_a_group_that_does_not_exist_is_damage) {
     begin(0);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     shms_ref r;
@@ -327,29 +172,7 @@ static void a_lease_for_a_group_that_does_not_exist_is_damage(void) {
     shms_writer_free(w);
 }
 
-static void the_groups_are_options_of_the_store(void) {
-    begin(0);
-    shms_options o, other;
-    shms_expected expected = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &other};
-    shms_writer_options(w, &o);
-    CHECK(o.n_groups == 3 && o.group_sizes[0] == 2 && o.group_sizes[1] == 2 && o.group_sizes[2] == 1);
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    shms_writer_free(w);
-    static const uint16_t sizes[][4] = {{0}, {1, 5}, {2, 2, 3}, {3, 1, 2, 2}, {3, 2, 1, 2}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        other = o;
-        other.n_groups = sizes[i][0];
-        memcpy(other.group_sizes, sizes[i] + 1, 3 * sizeof **sizes);
-        CHECK_EQ(SHMS_EOPTIONS, shms_writer_recover(&w, name, &expected));
-    }
-    other = o;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, &expected));
-    CHECK_EQ(SHMS_OK, shms_options_round(&other));
-    CHECK_EQ(0, memcmp(&o, &other, sizeof o));
-    end();
-}
-
-static void each_rank_may_be_a_group(void) {
+TEST(each_rank_may_be_a_group) {
     shms_options o = {.capacity = FITS * SPAN, .n_readers = SHMS_MAX_GROUPS, .n_groups = SHMS_MAX_GROUPS};
     for (uint32_t g = 0; g < SHMS_MAX_GROUPS; g++)
         o.group_sizes[g] = 1;
@@ -364,23 +187,8 @@ static void each_rank_may_be_a_group(void) {
     end();
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     for (uint32_t attached = 0; attached <= RANKS; attached++)
         a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(attached);
-    what_the_ranks_of_other_groups_do_does_not_matter();
-    a_rank_of_another_group_may_read_and_then_holds_by_its_pin();
-    a_lease_gets_its_group_once();
-    a_group_that_does_not_exist_changes_nothing();
-    every_way_to_hand_out_takes_a_group();
-    an_address_may_release();
-    an_address_may_free_a_lease_entry();
-    a_held_lease_stays_held_and_keeps_its_group();
-    a_refusal_blames_only_the_ranks_of_the_group();
-    another_lease_of_the_object_still_holds_it();
-    a_successor_keeps_the_groups();
-    a_lease_for_a_group_that_does_not_exist_is_damage();
-    the_groups_are_options_of_the_store();
-    each_rank_may_be_a_group();
     store_names_left();
-    return 0;
 }

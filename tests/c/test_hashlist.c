@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-static void a_list_returns_what_was_appended(void) {
+TEST(a_list_returns_what_was_appended) {
     shms_hashlist *list = shms_hashlist_new(), *other = shms_hashlist_new();
     uint8_t hashes[100 * 16], wide[32] = {0};
     for (int i = 0; i < 100 * 16; i++)
@@ -40,20 +40,4 @@ static void a_list_returns_what_was_appended(void) {
     shms_hashlist_free(list);
     shms_hashlist_free(other);
     shms_hashlist_free(NULL);
-}
-
-static void every_code_has_its_own_meaning(void) {
-    for (int a = -127; a <= -101; a++)
-        for (int b = -127; b < a; b++) {
-            int both = strcmp(shms_kv_meaning(a), "an unknown code") && strcmp(shms_kv_meaning(b), "an unknown code");
-            CHECK(!both || strcmp(shms_kv_meaning(a), shms_kv_meaning(b)));
-        }
-    CHECK(!strcmp(shms_kv_meaning(7), "an unknown code"));
-    CHECK(strcmp(shms_kv_meaning(SHMS_KV_EFULL), "an unknown code"));
-}
-
-int main(void) {
-    a_list_returns_what_was_appended();
-    every_code_has_its_own_meaning();
-    return 0;
 }

@@ -1,35 +1,5 @@
 /* test_hold.c - a held lease ends when the writer ends it, and not before. */
-#include "store/batch.h"
-#include "support.h"
-
-static shms_writer *w;
-static shms_reader *readers[2];
-static const char *name;
-
-static void attach(void) {
-    for (uint32_t r = 0; r < 2; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
-}
-
-static void begin(void) {
-    shms_options o = {.capacity = 1024, .n_readers = 2};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("hold"), &o));
-    attach();
-}
-
-static void detach(void) {
-    for (uint32_t r = 0; r < 2; r++) {
-        shms_reader_close(readers[r]);
-        shms_reader_free(readers[r]);
-    }
-}
-
-static void end(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    detach();
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
-}
+#include "fixture.h"
 
 /* Each rank reads the object, twice. */
 static void read_all(const uint8_t *ref) {
@@ -42,95 +12,30 @@ static void read_all(const uint8_t *ref) {
 
 /* A put that needs the room of the only object. */
 static int put_another(void) {
-    uint8_t ref[SHMS_REF_SIZE];
     int rc = put_marked(w, "other", 900, 8, ref);
     if (rc == SHMS_OK)
         CHECK_EQ(1, shms_writer_cancel(w, ref));
     return rc;
 }
 
-static void neither_reading_nor_releasing_ends_it(void) {
-    uint8_t ref[SHMS_REF_SIZE];
-    begin();
-    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    CHECK_EQ(1, verb_hold(w, ref));
-    read_all(ref);
-    CHECK_EQ(SHMS_EFULL, put_another());
-    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
-    detach(); /* nobody is expected any more */
-    CHECK_EQ(SHMS_EFULL, put_another());
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    attach(); /* an attached rank may still read it */
-    read_all(ref);
-    CHECK_EQ(1, verb_hold(w, ref)); /* twice is once */
-    CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(0, shms_writer_cancel(w, ref));
-    CHECK_EQ(0, verb_hold(w, ref));
-    CHECK_EQ(SHMS_OK, put_another());
-    CHECK_EQ(0, verb_hold(w, ref)); /* the object is gone, too */
-    end();
-}
-
-static void it_can_begin_after_all_have_read(void) {
-    uint8_t ref[SHMS_REF_SIZE];
-    begin();
-    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    read_all(ref);
-    CHECK_EQ(1, verb_hold(w, ref)); /* the lease is complete, but not ended yet */
-    CHECK_EQ(SHMS_EFULL, put_another());
-    CHECK_EQ(1, shms_writer_cancel_all(w));
-    CHECK_EQ(SHMS_OK, put_another());
-    end();
-}
-
-static void the_next_lease_of_its_entry_is_an_ordinary_one(void) {
-    uint8_t ref[SHMS_REF_SIZE], next[SHMS_REF_SIZE];
-    begin();
-    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    CHECK_EQ(1, verb_hold(w, ref));
-    CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(SHMS_OK, verb_hit(w, "k", 1, next));
-    read_all(next);
-    CHECK_EQ(SHMS_OK, put_another());
-    end();
-}
-
-static void it_survives_recovery(void) {
-    uint8_t ref[SHMS_REF_SIZE];
-    begin();
-    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    CHECK_EQ(1, verb_hold(w, ref));
-    shms_writer_free(w); /* like a process that dies */
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    read_all(ref);
-    CHECK_EQ(SHMS_EFULL, put_another());
-    CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(SHMS_OK, put_another());
-    end();
-}
-
-static void no_sweep_for_free_entries_ends_it(void) {
-    shms_options o = {.capacity = 1 << 14, .n_readers = 2, .max_objects = 16};
-    uint8_t ref[SHMS_REF_SIZE], other[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("sweep"), &o));
-    attach();
+TEST(no_sweep_for_free_entries_ends_it) {
+    uint8_t other[SHMS_REF_SIZE];
+    open_store("sweep", (shms_options){.capacity = 1 << 14, .n_readers = 2, .max_objects = 16}, 2);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     CHECK_EQ(1, verb_hold(w, ref));
     read_all(ref);
     CHECK_EQ(SHMS_OK, put_marked(w, "other", 512, 8, NULL));
     while (verb_hit(w, "other", 5, other) == SHMS_OK)
         continue;
-    detach(); /* all others are over now, and the next hit finds them */
+    detach(0);
+    detach(1); /* all others are over now, and the next hit finds them */
     CHECK_EQ(SHMS_OK, verb_hit(w, "other", 5, other));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
-    attach();
     end();
 }
 
-static void a_batch_opens_and_undoes_it(void) {
-    shms_batch b = {0};
-    uint8_t ref[SHMS_REF_SIZE];
-    begin();
+TEST(a_batch_opens_and_undoes_it) {
+    open_store("hold", (shms_options){.capacity = 1024, .n_readers = 2}, 2);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, NULL));
     CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 0, 1));
     read_all(b.ref);
@@ -142,37 +47,5 @@ static void a_batch_opens_and_undoes_it(void) {
     CHECK_EQ(SHMS_EFULL, put_another());
     shms_batch_undo(w, &b);
     CHECK_EQ(SHMS_OK, put_another());
-    shms_batch_drop(w, &b);
     end();
-}
-
-static void a_reference_is_compared_with_its_object(void) {
-    uint8_t ref[SHMS_REF_SIZE];
-    begin();
-    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    CHECK_EQ(1, shms_writer_validate(w, ref, NULL, 0));
-    CHECK_EQ(1, shms_writer_validate(w, ref, "k", 1));
-    CHECK_EQ(0, shms_writer_validate(w, ref, "l", 1));
-    CHECK_EQ(0, shms_writer_validate(w, ref, "kk", 2));
-    ref[39] ^= 1;
-    CHECK_EQ(SHMS_ESTALE, shms_writer_validate(w, ref, "k", 1));
-    CHECK_EQ(SHMS_ESTALE, verb_hold(w, ref));
-    ref[39] ^= 1;
-    CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(1, shms_writer_validate(w, ref, "k", 1));
-    CHECK_EQ(SHMS_OK, put_another());
-    CHECK_EQ(0, shms_writer_validate(w, ref, "k", 1));
-    end();
-}
-
-int main(void) {
-    neither_reading_nor_releasing_ends_it();
-    it_can_begin_after_all_have_read();
-    the_next_lease_of_its_entry_is_an_ordinary_one();
-    it_survives_recovery();
-    no_sweep_for_free_entries_ends_it();
-    a_batch_opens_and_undoes_it();
-    a_reference_is_compared_with_its_object();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

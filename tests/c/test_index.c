@@ -19,10 +19,10 @@ static void store_key(uint32_t slot, const char *key, uint32_t len) {
     memcpy(data + slots[slot].offset, key, len);
 }
 
-static const char *key_of(uint32_t slot) { return (const char *)data + slots[slot].offset; }
+static const char *key_at(uint32_t slot) { return (const char *)data + slots[slot].offset; }
 
 static uint64_t hash_of(const shms_index *x, uint32_t slot) {
-    return shms_hash_key(x->seed, key_of(slot), shms_slot_key_len(&slots[slot]));
+    return shms_hash_key(x->seed, key_at(slot), shms_slot_key_len(&slots[slot]));
 }
 
 /* Few different bytes and many lengths: keys are prefixes of one another, and return after their removal. Their homes
@@ -39,7 +39,7 @@ static uint32_t draw(const shms_index *x, uint64_t *seed, char *key) {
 
 static uint32_t find(const char *key, uint32_t len) {
     for (uint32_t i = 0; i < N; i++)
-        if (in_table[i] && shms_slot_key_len(&slots[i]) == len && !memcmp(key_of(i), key, len))
+        if (in_table[i] && shms_slot_key_len(&slots[i]) == len && !memcmp(key_at(i), key, len))
             return i;
     return SHMS_NONE;
 }
@@ -74,7 +74,7 @@ static void new_index(shms_index *x, uint64_t seed) {
     CHECK_EQ(SHMS_OK, shms_index_valid(x));
 }
 
-static void any_adds_and_removals_find_what_a_linear_search_finds(void) {
+TEST(any_adds_and_removals_find_what_a_linear_search_finds) {
     for (uint64_t run = 1; run <= 4; run++) {
         uint64_t seed = run, full = 0, hits = 0, far = 0;
         shms_index x;
@@ -108,7 +108,7 @@ static void any_adds_and_removals_find_what_a_linear_search_finds(void) {
             CHECK_EQ(SHMS_OK, shms_index_valid(&x));
             counts_are_right(&x);
             if (in_table[slot])
-                CHECK_EQ(slot, shms_index_find(&x, hash_of(&x, slot), key_of(slot), shms_slot_key_len(&slots[slot])));
+                CHECK_EQ(slot, shms_index_find(&x, hash_of(&x, slot), key_at(slot), shms_slot_key_len(&slots[slot])));
         }
         CHECK(full > ROUNDS / 16 && hits > ROUNDS / 100); /* the table was nearly full, and keys returned */
         CHECK(far > ROUNDS / 100);                        /* keys have passed two lines, and the end */
@@ -121,7 +121,7 @@ static void any_adds_and_removals_find_what_a_linear_search_finds(void) {
     }
 }
 
-static void a_key_with_the_hash_of_another_is_not_found(void) {
+TEST(a_key_with_the_hash_of_another_is_not_found) {
     shms_index x;
     new_index(&x, 7);
     store_key(3, "abc", 3);
@@ -144,7 +144,7 @@ static void a_key_with_the_hash_of_another_is_not_found(void) {
     free(x.lines);
 }
 
-static void damage_is_not_valid(void) {
+TEST(damage_is_not_valid) {
     shms_index x;
     new_index(&x, 7);
     store_key(3, "abc", 3);
@@ -188,7 +188,7 @@ static void *look(void *of) {
     return NULL;
 }
 
-static void a_key_that_stays_is_found_whatever_comes_and_goes(void) {
+TEST(a_key_that_stays_is_found_whatever_comes_and_goes) {
     uint64_t seed = 5;
     shms_index x;
     pthread_t thread;
@@ -219,7 +219,7 @@ static void a_key_that_stays_is_found_whatever_comes_and_goes(void) {
 
 /* ---- Garbage ---- */
 
-static void a_look_up_in_garbage_ends_and_yields_only_slots(void) {
+TEST(a_look_up_in_garbage_ends_and_yields_only_slots) {
     enum { MANY = 100000 };
     shms_index x;
     uint64_t size = shms_index_memory(MANY), seed = 9;
@@ -253,7 +253,7 @@ static void a_look_up_in_garbage_ends_and_yields_only_slots(void) {
     free(x.lines);
 }
 
-static void most_keys_are_in_their_home_lines_and_none_is_far(void) {
+TEST(most_keys_are_in_their_home_lines_and_none_is_far) {
     static const uint32_t sizes[] = {1, 3, 4, 3584, 4096, 28672};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         uint32_t n = sizes[i], lines = (uint32_t)(shms_index_memory(n) / sizeof(shms_index_line)), passed = 0, run = 0;
@@ -272,14 +272,4 @@ static void most_keys_are_in_their_home_lines_and_none_is_far(void) {
         CHECK(passed <= lines / 20);
         free(memory);
     }
-}
-
-int main(void) {
-    any_adds_and_removals_find_what_a_linear_search_finds();
-    a_key_with_the_hash_of_another_is_not_found();
-    damage_is_not_valid();
-    a_key_that_stays_is_found_whatever_comes_and_goes();
-    a_look_up_in_garbage_ends_and_yields_only_slots();
-    most_keys_are_in_their_home_lines_and_none_is_far();
-    return 0;
 }

@@ -1,14 +1,11 @@
 /* An inspector whose object is replaced between two of its reads. It returns one object or the other, or that the
  * object is gone, but never a mixture. */
-#include "check.h"
 #include "inspect/inspect.h"
-#include "support.h"
+#include "fixture.h"
 
-static shms_writer *w;
 static shms_inspector *inspector;
 static const char *where;
 static int replacements;
-static uint8_t ref[SHMS_REF_SIZE];
 
 enum { SMALL = 100, LARGE = 900 };
 
@@ -33,56 +30,53 @@ static void replace(const char *label) {
     shms_step_hook = replace;
 }
 
-static void start(const char *name, const char *label, int times) {
-    shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 1, .flags = SHMS_CHECKSUMS};
-    const char *store = store_name(name);
-    CHECK_EQ(0, shms_writer_create(&w, store, &o));
+static void start(const char *label, int times) {
+    open_store("inspect", (shms_options){.capacity = 1024, .n_readers = 1, .max_objects = 1, .flags = SHMS_CHECKSUMS},
+               0);
     char payload[SMALL];
     fill(payload, SMALL, 1);
     shms_piece piece = {.offset = 0, .size = SMALL, .address = (uint64_t)(uintptr_t)payload};
     CHECK_EQ(0, verb_put(w, "kk", 2, NULL, 0, SMALL, &piece, 1, ref));
-    CHECK_EQ(0, shms_inspector_open(&inspector, store));
+    CHECK_EQ(0, shms_inspector_open(&inspector, name));
     where = label;
     replacements = times;
     shms_step_hook = replace;
 }
 
-static void end(void) {
-    shms_step_hook = NULL;
+static void end_both(void) {
     shms_inspector_free(inspector);
-    CHECK_EQ(0, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end();
 }
 
-static void a_slot_that_is_replaced_during_a_read_is_read_again(void) {
+TEST(a_slot_that_is_replaced_during_a_read_is_read_again) {
     for (int times = 1; times < 6; times++) {
         shms_slot_record s;
         uint64_t at = 0;
-        start("slot", "slot", times);
+        start("slot", times);
         CHECK_EQ(1, shms_inspector_slots(inspector, &at, &s, 1));
         CHECK_EQ(0, replacements);
         CHECK_EQ(1 + times, s.id);
         CHECK_EQ(1 + s.id % 7, s.key_len);
         CHECK_EQ(64 + (s.id % 2 ? SMALL : LARGE), s.length);
         CHECK_EQ(0, s.moving);
-        end();
+        end_both();
     }
 }
 
-static void a_slot_that_keeps_changing_is_reported_as_moving(void) {
+TEST(a_slot_that_keeps_changing_is_reported_as_moving) {
     shms_slot_record s;
     uint64_t at = 0;
-    start("restless", "slot", 100000);
+    start("slot", 100000);
     CHECK_EQ(1, shms_inspector_slots(inspector, &at, &s, 1));
     CHECK_EQ(1, s.moving);
     CHECK_EQ(100000 - 1 - SHMS_INSPECT_TRIES, replacements);
-    end();
+    end_both();
 }
 
-static void a_lease_that_is_replaced_during_a_read_is_read_again(void) {
+TEST(a_lease_that_is_replaced_during_a_read_is_read_again) {
     shms_lease_record e;
     uint64_t at = 0;
-    start("lease", "lease", 3);
+    start("lease", 3);
     shms_stats before;
     CHECK_EQ(0, shms_writer_stats(w, &before));
     CHECK_EQ(1, shms_inspector_leases(inspector, &at, &e, 1));
@@ -90,27 +84,27 @@ static void a_lease_that_is_replaced_during_a_read_is_read_again(void) {
     CHECK_EQ(e.number, e.id); /* one hand-out for each object, so that both counters agree */
     CHECK_EQ(4, e.number);
     CHECK_EQ(0, e.moving);
-    end();
+    end_both();
 }
 
-static void bytes_of_an_object_that_is_evicted_during_the_copy_are_refused(void) {
+TEST(bytes_of_an_object_that_is_evicted_during_the_copy_are_refused) {
     uint8_t out[SMALL + 64];
-    start("copy", "copy", 1);
+    start("copy", 1);
     CHECK_EQ(SHMS_ESTALE, shms_inspector_copy(inspector, 0, 1, 0, sizeof out, out));
     CHECK_EQ(SHMS_ESTALE, shms_inspector_copy(inspector, 0, 1, 0, 1, out));
     CHECK_EQ(0, shms_inspector_copy(inspector, 0, 2, 64, SMALL, out));
     CHECK(filled((char *)out, SMALL, 2));
     CHECK_EQ(SHMS_EINVAL, shms_inspector_copy(inspector, 0, 2, 64, LARGE + 1, out));
     CHECK_EQ(SHMS_EINVAL, shms_inspector_copy(inspector, 1, 2, 0, 1, out));
-    end();
+    end_both();
 }
 
-static void a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused(void) {
+TEST(a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused) {
     shms_finding f;
-    start("crc", "crc", 1);
+    start("crc", 1);
     CHECK_EQ(SHMS_ESTALE, shms_inspector_check(inspector, 0, 1, &f));
     CHECK_EQ(1, shms_inspector_check(inspector, 0, 2, &f));
-    end();
+    end_both();
 }
 
 static int lease_looks, slot_looks;
@@ -120,25 +114,22 @@ static void count_looks(const char *label) {
     slot_looks += strcmp(label, "slot") == 0;
 }
 
-static void holdings_are_summed_with_one_read_of_each_lease_and_slot(void) {
+TEST(holdings_are_summed_with_one_read_of_each_lease_and_slot) {
     enum { RANKS = 5, OBJECTS = 7, HANDED_OUT = 3 };
-    shms_options o = {.capacity = 64 << 10, .n_readers = RANKS, .max_objects = 2 * OBJECTS};
-    const char *store = store_name("ranks");
-    shms_reader *reader;
     shms_view *view;
     shms_rank_record ranks[RANKS];
     uint8_t refs[OBJECTS][SHMS_REF_SIZE], again[SHMS_REF_SIZE];
-    CHECK_EQ(0, shms_writer_create(&w, store, &o));
-    CHECK_EQ(0, shms_reader_attach(&reader, store, 1, NULL));
-    CHECK_EQ(0, shms_inspector_open(&inspector, store));
+    open_store("ranks", (shms_options){.capacity = 64 << 10, .n_readers = RANKS, .max_objects = 2 * OBJECTS}, 0);
+    attach(1);
+    CHECK_EQ(0, shms_inspector_open(&inspector, name));
     for (int k = 0; k < OBJECTS; k++)
         CHECK_EQ(0, put_marked(w, (char[]){(char)('a' + k), 0}, SMALL, 0, refs[k]));
     for (int k = 1; k < HANDED_OUT; k++)
         CHECK_EQ(0, verb_hit(w, "a", 1, again));
     /* it still owes the other two hand-outs of the object */
-    CHECK_EQ(0, shms_reader_acquire(reader, refs[0], &view));
+    CHECK_EQ(0, shms_reader_acquire(readers[1], refs[0], &view));
     for (int k = 1; k < OBJECTS - 1; k++)
-        CHECK_EQ(1, shms_reader_release(reader, refs[k]));
+        CHECK_EQ(1, shms_reader_release(readers[1], refs[k]));
     shms_step_hook = count_looks;
     CHECK_EQ(0, shms_inspector_ranks(inspector, ranks));
     shms_step_hook = NULL;
@@ -156,8 +147,7 @@ static void holdings_are_summed_with_one_read_of_each_lease_and_slot(void) {
         CHECK(ranks[r].oldest_owed_ns > 0);
     }
     shms_view_release(view);
-    shms_reader_free(reader);
-    end();
+    end_both();
 }
 
 static pid_t child;
@@ -178,13 +168,9 @@ static void fork_here(const char *label) {
     close(ready[1]);
 }
 
-static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(void) {
-    shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 1};
-    const char *name = store_name("remove");
-    shms_reader *r;
+TEST(a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it) {
     shms_probe p;
-    CHECK_EQ(0, shms_writer_create(&w, name, &o));
-    CHECK_EQ(0, shms_reader_attach(&r, name, 0, NULL));
+    open_store("remove", (shms_options){.capacity = 1024, .n_readers = 1, .max_objects = 1}, 1);
     shms_writer_free(w);
     CHECK_EQ(0, shms_probe_file(&p, name));
     CHECK_EQ(SHMS_ENOSTORE, shms_segment_remove(name, p.device, p.inode, p.size - 1, 1)); /* changed since the probe */
@@ -193,20 +179,6 @@ static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(vo
     shms_step_hook = NULL;
     CHECK_EQ(0, shms_writer_recover(&w, name, NULL)); /* the child is alive */
     kill(child, SIGKILL);
-    CHECK_EQ(1000 + SIGKILL, reap(child));
-    shms_reader_free(r);
-    CHECK_EQ(0, shms_writer_close(w, 1));
-    shms_writer_free(w);
-}
-
-int main(void) {
-    a_slot_that_is_replaced_during_a_read_is_read_again();
-    a_slot_that_keeps_changing_is_reported_as_moving();
-    a_lease_that_is_replaced_during_a_read_is_read_again();
-    bytes_of_an_object_that_is_evicted_during_the_copy_are_refused();
-    a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused();
-    holdings_are_summed_with_one_read_of_each_lease_and_slot();
-    a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it();
-    CHECK_EQ(0, store_names_left());
-    return 0;
+    reap_killed(child);
+    end();
 }

@@ -4,61 +4,42 @@
  */
 #include <pthread.h>
 
-#include "support.h"
+#include "fixture.h"
 
 #define KIB (UINT64_C(1) << 10)
 
-static shms_writer *w;
-static shms_reader *r;
-static const char *name;
-static uint8_t ref[SHMS_REF_SIZE];
 static shms_refusal why;
 static uint32_t image, encoder;
 
 static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
-    shms_options o = {.capacity = capacity, .n_readers = 2, .max_objects = max_objects, .flags = flags};
-    name = store_name("kinds");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("kinds",
+               (shms_options){.capacity = capacity, .n_readers = 2, .max_objects = max_objects, .flags = flags}, 1);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     image = (uint32_t)shms_writer_kind(w, "image", 5);
     encoder = (uint32_t)shms_writer_kind(w, "encoder", 7);
 }
 
-static void end(void) {
-    shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_reader_close(r);
-    shms_reader_free(r);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+/* A key of 8 bytes. */
+static const char *key(uint64_t i) {
+    static char text[16];
+    snprintf(text, sizeof text, "k%07llu", (unsigned long long)i);
+    return text;
 }
 
 /* Puts an object of `size` bytes, key included, which is held. */
 static int put(uint64_t i, uint64_t size, uint32_t kind) {
-    char key[16];
-    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
     shms_ticket t;
-    int rc = verb_begin_of(w, key, 8, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
+    int rc = verb_begin_of(w, key(i), 8, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
     return rc ? rc : verb_commit(w, &t, ref);
 }
 
 static void put_free(uint64_t i, uint64_t size, uint32_t kind) {
     CHECK_EQ(SHMS_OK, put(i, size, kind));
-    CHECK_EQ(1, shms_reader_release(r, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
 }
 
-static int there(uint64_t i) {
-    char key[16];
-    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
-    return shms_writer_has(w, key, 8);
-}
-
-static int touch(uint64_t i) {
-    char key[16];
-    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
-    return shms_writer_touch(w, key, 8);
-}
+static int there(uint64_t i) { return shms_writer_has(w, key(i), 8); }
+static int touch(uint64_t i) { return shms_writer_touch(w, key(i), 8); }
 
 static shms_kind_info info(uint32_t kind) {
     shms_kind_info all[SHMS_KINDS];
@@ -76,7 +57,7 @@ static uint64_t evictions(void) { return shms_get(&w->seg.writer->counters[SHMS_
 
 /* ---- names and counts ---- */
 
-static void a_name_gets_one_number_and_there_are_fifteen(void) {
+TEST(a_name_gets_one_number_and_there_are_fifteen) {
     char text[32] = "kind0";
     begin(64 * KIB, 16, 0);
     CHECK_EQ(1, image);
@@ -122,7 +103,7 @@ static void every_way_in_and_out_is_counted(uint32_t flags) {
     CHECK_EQ(SHMS_OK, put(4, 8 * KIB, encoder));
     CHECK_EQ(1, shms_writer_delete(w, "k0000004", 8));
     has(encoder, 8 * KIB, 1); /* a reader has not read it yet */
-    CHECK_EQ(1, shms_reader_release(r, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
     put_free(5, 64 * KIB, image); /* evicts all */
     has(image, 64 * KIB, 1);
     has(encoder, 0, 0);
@@ -132,7 +113,7 @@ static void every_way_in_and_out_is_counted(uint32_t flags) {
     end();
 }
 
-static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
+TEST(a_successor_counts_again_and_keeps_names_and_quotas) {
     shms_ticket t;
     begin(64 * KIB, 16, SHMS_CHECKSUMS);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
@@ -192,19 +173,6 @@ static void a_kind_at_its_quota_takes_the_places_of_its_own(uint32_t flags, uint
     end();
 }
 
-static void a_kind_without_a_quota_takes_any_place(void) {
-    at_the_quota(0, 12, 4 * KIB);
-    for (uint64_t i = 100; i < 116; i++)
-        put_free(i, 4 * KIB, image);
-    has(image, 64 * KIB, 16);
-    has(encoder, 0, 0);
-    for (uint64_t i = 200; i < 210; i++) /* it grows back to its quota, at the cost of the others */
-        put_free(i, 4 * KIB, encoder);
-    has(encoder, 16 * KIB, 4);
-    has(image, 48 * KIB, 12);
-    end();
-}
-
 static void what_was_used_has_a_second_chance(uint32_t flags) {
     at_the_quota(flags, 12, 4 * KIB);
     bool fifo = flags & SHMS_FIFO;
@@ -227,7 +195,7 @@ static void what_was_used_has_a_second_chance(uint32_t flags) {
     end();
 }
 
-static void a_search_surveys_again_what_has_lost_its_second_chance(void) {
+TEST(a_search_surveys_again_what_has_lost_its_second_chance) {
     int64_t budget = INT64_MAX;
     at_the_quota(0, 12, 64 * KIB);
     CHECK_EQ(1, touch(12));
@@ -238,7 +206,7 @@ static void a_search_surveys_again_what_has_lost_its_second_chance(void) {
     end();
 }
 
-static void the_new_object_is_not_the_next_victim_of_the_hand(void) {
+TEST(the_new_object_is_not_the_next_victim_of_the_hand) {
     begin(64 * KIB, 256, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
     for (uint64_t i = 0; i < 16; i++)
@@ -253,7 +221,7 @@ static void the_new_object_is_not_the_next_victim_of_the_hand(void) {
 }
 
 /* For the ghost list: the hand of a kind that passes an object ends its second chance, not its history. */
-static void what_a_kind_evicts_was_used_all_the_same(void) {
+TEST(what_a_kind_evicts_was_used_all_the_same) {
     begin(64 * KIB, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 4 * KIB));
     for (uint64_t i = 0; i < 4; i++) {
@@ -269,7 +237,7 @@ static void what_a_kind_evicts_was_used_all_the_same(void) {
     end();
 }
 
-static void a_kind_whose_own_are_held_is_refused(void) {
+TEST(a_kind_whose_own_are_held_is_refused) {
     uint8_t refs[4][SHMS_REF_SIZE];
     begin(64 * KIB, 256, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
@@ -289,7 +257,7 @@ static void a_kind_whose_own_are_held_is_refused(void) {
     CHECK_EQ(0, why.kept);
     has(encoder, 16 * KIB, 4);
     put_free(10, 4 * KIB, image); /* there is room for others */
-    CHECK_EQ(1, shms_reader_release(r, refs[1]));
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[1]));
     CHECK_EQ(SHMS_EQUOTA, put(9, 8 * KIB, encoder)); /* two must go, and one may: none goes */
     CHECK_EQ(12 * KIB, why.held[0]);
     CHECK_EQ(0, evictions());
@@ -310,7 +278,7 @@ static void a_kind_whose_own_are_held_is_refused(void) {
 static uint64_t looks;
 static void count_looks(const char *label) { looks += !strcmp(label, "W1a"); }
 
-static void a_refusal_is_remembered_until_something_changes(void) {
+TEST(a_refusal_is_remembered_until_something_changes) {
     enum { N = 2000 };
     uint8_t refs[N][SHMS_REF_SIZE];
     begin(N * KIB + 64 * KIB, 4096, 0);
@@ -329,7 +297,8 @@ static void a_refusal_is_remembered_until_something_changes(void) {
     CHECK_EQ(0, looks);
     CHECK_EQ(N * KIB, why.held[0]);
     shms_step_hook = NULL;
-    CHECK_EQ(1, shms_reader_release(r, refs[N / 2])); /* the reader's own word: the writer learns it by a poll */
+    CHECK_EQ(1,
+             shms_reader_release(readers[0], refs[N / 2])); /* the reader's own word: the writer learns it by a poll */
     CHECK_EQ(SHMS_EQUOTA, put(N, 2 * KIB, encoder));
     CHECK_EQ(SHMS_OK, put(N, KIB, encoder));
     CHECK_EQ(0, there(N / 2));
@@ -345,7 +314,7 @@ static void release_early(const char *label) {
     shms_end_lease(w, parts.slot, parts.entry);
 }
 
-static void what_goes_while_a_choice_yields_ends_the_refusal(void) {
+TEST(what_goes_while_a_choice_yields_ends_the_refusal) {
     begin(64 * KIB, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 32 * KIB));
     for (uint64_t i = 0; i < 32; i++) {
@@ -366,12 +335,12 @@ static void what_goes_while_a_choice_yields_ends_the_refusal(void) {
     end();
 }
 
-static void a_refusal_ends_with_its_quota(void) {
+TEST(a_refusal_ends_with_its_quota) {
     begin(64 * KIB, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
     for (uint64_t i = 0; i < 8; i++)
         CHECK_EQ(SHMS_OK, put(i, KIB, encoder));
-    CHECK_EQ(1, shms_reader_release(r, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
     for (int i = 0; i < 3; i++)
         CHECK_EQ(SHMS_EQUOTA, put(9, 3 * KIB, encoder));
     CHECK_EQ(KIB, why.longest);
@@ -384,7 +353,7 @@ static void a_refusal_ends_with_its_quota(void) {
 }
 
 /* Held objects among the victims' neighbours leave no place of the new size. So nothing of the kind itself goes. */
-static void nothing_goes_for_a_put_that_finds_no_place(void) {
+TEST(nothing_goes_for_a_put_that_finds_no_place) {
     uint8_t refs[8][SHMS_REF_SIZE];
     begin(32 * KIB, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
@@ -392,12 +361,12 @@ static void nothing_goes_for_a_put_that_finds_no_place(void) {
         CHECK_EQ(SHMS_OK, put(i, 4 * KIB, i % 2 ? image : encoder));
         memcpy(refs[i], ref, sizeof ref);
         if (i % 2 == 0)
-            CHECK_EQ(1, shms_reader_release(r, ref));
+            CHECK_EQ(1, shms_reader_release(readers[0], ref));
     }
     CHECK_EQ(SHMS_EFULL, put(9, 8 * KIB, encoder));
     CHECK_EQ(0, evictions());
     has(encoder, 16 * KIB, 4);
-    CHECK_EQ(1, shms_reader_release(r, refs[5]));
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
     CHECK_EQ(SHMS_OK, put(9, 8 * KIB, encoder)); /* 0 and 2 go for the quota; 4, 5 or 5, 6 for the place */
     CHECK_EQ(0, there(0) + there(2) + there(5));
     CHECK_EQ(1, there(4) + there(6));
@@ -407,7 +376,7 @@ static void nothing_goes_for_a_put_that_finds_no_place(void) {
 }
 
 /* Several victims make one place: then no other kind loses an object. */
-static void neighbours_that_go_make_one_place(void) {
+TEST(neighbours_that_go_make_one_place) {
     at_the_quota(0, 12, 64 * KIB);
     put_free(20, 128 * KIB, encoder);
     has(encoder, 256 * KIB, 3);
@@ -418,7 +387,7 @@ static void neighbours_that_go_make_one_place(void) {
     end();
 }
 
-static void a_quota_may_change(void) {
+TEST(a_quota_may_change) {
     at_the_quota(0, 12, 4 * KIB);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
     has(encoder, 16 * KIB, 4); /* until the next put */
@@ -438,32 +407,12 @@ static void a_quota_may_change(void) {
 
 /* ---- threads ---- */
 
-static _Atomic int asking;
-static void *ask(void *arg) {
-    (void)arg;
-    while (asking)
-        CHECK(shms_writer_count(w) >= 0);
-    return NULL;
-}
-
-static uint32_t yields, last_handovers;
-static bool fresh;
-static void count_yields(const char *label) {
-    if (strcmp(label, "W1a"))
-        return;
-    yields += !fresh && w->handovers != last_handovers;
-    last_handovers = w->handovers;
-    fresh = false;
-}
-
-static void a_choice_yields_to_waiting_threads(void) {
-    pthread_t thread;
+TEST(a_choice_yields_to_waiting_threads) {
     begin(KIB * KIB, 4096, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 512 * KIB));
     for (uint64_t i = 0; i < 512; i++)
         CHECK_EQ(SHMS_OK, put(i, KIB, encoder));
-    asking = 1;
-    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    start_asking(w);
     shms_step_hook = count_yields;
     for (int i = 0; i < 3000 && yields < 20; i++) {
         fresh = true;
@@ -472,41 +421,41 @@ static void a_choice_yields_to_waiting_threads(void) {
     }
     shms_step_hook = NULL;
     CHECK(yields >= 20);
-    asking = 0;
-    pthread_join(thread, NULL);
+    stop_asking();
     end();
 }
 
+static _Atomic bool deleting;
+
 static void *delete_some(void *arg) {
     uint64_t seed = (uintptr_t)arg;
-    while (asking) {
-        char key[16];
-        snprintf(key, sizeof key, "k%07llu", (unsigned long long)below(&seed, 3000));
-        shms_writer_delete(w, key, 8);
-        shms_writer_touch(w, key, 8);
+    while (deleting) {
+        const char *some = key_of("k", 1000000 + below(&seed, 3000));
+        shms_writer_delete(w, some, 8);
+        shms_writer_touch(w, some, 8);
     }
     return NULL;
 }
 
 /* Objects of the kind leave and are used while a put chooses among them. */
-static void others_may_delete_and_use_what_is_chosen(void) {
+TEST(others_may_delete_and_use_what_is_chosen) {
     pthread_t threads[2];
     uint64_t seed = 5;
     begin(600 * KIB, 4096, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 300 * KIB));
-    asking = 1;
+    deleting = true;
     for (uintptr_t i = 0; i < 2; i++)
         CHECK_EQ(0, pthread_create(&threads[i], NULL, delete_some, (void *)(i + 1)));
     for (int i = 0; i < 20000; i++) {
-        int rc = put(below(&seed, 3000), 128 + 64 * below(&seed, i % 50 ? 20 : 2000), below(&seed, 3));
+        int rc = put(1000000 + below(&seed, 3000), 128 + 64 * below(&seed, i % 50 ? 20 : 2000), below(&seed, 3));
         CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS);
         if (rc == SHMS_OK)
-            CHECK_EQ(1, shms_reader_release(r, ref));
+            CHECK_EQ(1, shms_reader_release(readers[0], ref));
         CHECK(info(encoder).bytes <= 300 * KIB);
         if (i % 500 == 0)
             CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     }
-    asking = 0;
+    deleting = false;
     for (int i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
     end();
@@ -526,18 +475,16 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
     for (int step = 0; step < 6000; step++) {
         uint64_t i = below(&seed, KEYS), size = 128 + 64 * below(&seed, below(&seed, 8) ? 60 : 900);
         uint32_t kind = (uint32_t)below(&seed, 4);
-        char key[16];
-        snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
         switch (below(&seed, 8)) {
         case 0:
-            shms_writer_delete(w, key, 8);
+            shms_writer_delete(w, key(i), 8);
             break;
         case 1:
-            shms_writer_touch(w, key, 8);
+            touch(i);
             break;
         default:
             if (held[i])
-                shms_reader_release(r, refs[i]);
+                shms_reader_release(readers[0], refs[i]);
             held[i] = false;
             int rc = put(i, size, kind);
             CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS || rc == SHMS_EQUOTA || rc == SHMS_EFULL);
@@ -545,7 +492,7 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
             if (rc == SHMS_OK) {
                 memcpy(refs[i], ref, sizeof ref);
                 if (!(held[i] = below(&seed, 3) == 0))
-                    CHECK_EQ(1, shms_reader_release(r, ref));
+                    CHECK_EQ(1, shms_reader_release(readers[0], ref));
             }
         }
         for (uint32_t k = 2; k < 4; k++)
@@ -556,11 +503,9 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
     end();
 }
 
-int main(void) {
-    a_name_gets_one_number_and_there_are_fifteen();
+TEST(each_in_all_its_cases) {
     every_way_in_and_out_is_counted(0);
     every_way_in_and_out_is_counted(SHMS_CHECKSUMS);
-    a_successor_counts_again_and_keeps_names_and_quotas();
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         a_kind_at_its_quota_takes_the_places_of_its_own(flags, 128);
         a_kind_at_its_quota_takes_the_places_of_its_own(flags, 64 * KIB);
@@ -568,18 +513,4 @@ int main(void) {
         for (uint64_t seed = 1; seed < 4; seed++)
             no_kind_exceeds_its_quota_whatever_is_done(seed, flags);
     }
-    a_kind_without_a_quota_takes_any_place();
-    a_search_surveys_again_what_has_lost_its_second_chance();
-    the_new_object_is_not_the_next_victim_of_the_hand();
-    what_a_kind_evicts_was_used_all_the_same();
-    a_kind_whose_own_are_held_is_refused();
-    a_refusal_is_remembered_until_something_changes();
-    what_goes_while_a_choice_yields_ends_the_refusal();
-    a_refusal_ends_with_its_quota();
-    nothing_goes_for_a_put_that_finds_no_place();
-    neighbours_that_go_make_one_place();
-    a_quota_may_change();
-    a_choice_yields_to_waiting_threads();
-    others_may_delete_and_use_what_is_chosen();
-    return 0;
 }

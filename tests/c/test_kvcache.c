@@ -1,6 +1,5 @@
 /* Tables of several groups: the worked examples, and random schedules with the checker after each step. */
-#include "kv/blockpool.h"
-#include "kv/kvcache_impl.h"
+#include "kv/kvcache.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -29,44 +28,7 @@ static shms_hashlist *chain(int64_t n, uint32_t variant) {
 /* A request that has no tables yet. */
 #define NEW (&(shms_kv_request){0})
 
-static int answers(const shms_kv_request *r, int64_t n, const int32_t *want) {
-    return r->n_ids == n && (n == 0 || !memcmp(r->ids, want, (size_t)n * sizeof *want));
-}
-
-static void full_and_window_groups_match_the_worked_examples(void) {
-    int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {4, 4};
-    int64_t params[] = {0, 8};
-    shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
-    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
-    shms_hashlist *hashes = chain(6, 0);
-    shms_kv_request request = {0}, *r = &request, found = {0};
-    CHECK(shms_kvcache_find(kv, &found, hashes, 23) == 0 && answers(&found, 0, NULL));
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 24, 0, 24, 0, 0, 0, hashes, NULL, NULL) == 0);
-    CHECK(r->table > 0 && answers(r, 12, (int32_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
-    CHECK(shms_kvcache_valid(kv) == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 24, 24, 0, 1, 0, 25, 0, 0, 0, hashes, NULL, NULL) == 0);
-    CHECK(answers(r, 2, (int32_t[]){13, 14}));
-    CHECK(shms_kvcache_table(kv, r) == 0);
-    CHECK(answers(r, 14, (int32_t[]){1, 2, 3, 4, 5, 6, 13, 0, 0, 0, 0, 11, 12, 14}));
-    CHECK(shms_kvcache_common(kv, r) == 0 && r->counts[0] == 7 && r->counts[1] == 0);
-    CHECK(r->settled == 27);
-    shms_kv_request copy = *r;
-    CHECK(shms_kvcache_release(kv, r, 0) == 0 && r->table == 0 && r->settled == 0 &&
-          shms_kvcache_release(kv, r, 0) == 0);
-    CHECK(shms_kvcache_release(kv, &copy, 0) == SHMS_KV_EARGUMENT);
-    int32_t queue[20];
-    CHECK(shms_blockpool_free_ids(pool, queue) == 19);
-    CHECK(!memcmp(queue, (int32_t[]){15, 16, 17, 18, 19, 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11},
-                  19 * sizeof(int32_t)));
-    CHECK(shms_kvcache_find(kv, &found, hashes, 23) == 20 &&
-          answers(&found, 10, (int32_t[]){1, 2, 3, 4, 5, 0, 0, 0, 10, 11}));
-    CHECK(shms_kvcache_valid(kv) == 0);
-    shms_hashlist_free(hashes);
-    shms_kvcache_free(kv);
-    shms_blockpool_free(pool);
-}
-
-static void refusals_change_nothing(void) {
+TEST(refusals_change_nothing) {
     int32_t kinds[] = {SHMS_KV_FULL}, sizes[] = {4}, counts[] = {1}, id[] = {1}, far[] = {99}, holes[] = {1, 0},
             two[] = {2};
     int64_t params[] = {0};
@@ -109,40 +71,7 @@ static void refusals_change_nothing(void) {
     shms_blockpool_free(pool);
 }
 
-static void blocks_for_external_tokens_skip_what_the_window_has_passed(void) {
-    int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {4, 4};
-    int64_t params[] = {0, 8};
-    shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
-    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
-    shms_hashlist *hashes = chain(9, 0);
-    shms_kv_request request = {0}, *r = &request, found = {0};
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 12, 0, 12, 0, 0, 0, hashes, NULL, NULL) == 0 && r->n_ids == 6);
-    CHECK(shms_kvcache_cached(kv, r) == 12 && shms_kvcache_release(kv, r, 0) == 0);
-    CHECK(shms_kvcache_cached(kv, r) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_find(kv, &found, hashes, 9) == 8 && answers(&found, 4, (int32_t[]){1, 2, 4, 5}));
-    int32_t ids[4], counts[2];
-    memcpy(ids, found.ids, sizeof ids);
-    memcpy(counts, found.counts, sizeof counts);
-    /* 8 found, 8 external and 1 new: 5 blocks, of which the window needs three; two of 1, 2 are free, 4 and 5 stay so */
-    CHECK(shms_kvcache_needed(kv, r, 17, 8, 8, 0, 100, ids, counts) == 2 + 3 + 3);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 8, 8, 1, 0, 0, 0, 12, 1, hashes, ids, counts) == SHMS_KV_EFULL);
-    CHECK(r->wanted == 8 + 12 && r->there == 19 && shms_kvcache_valid(kv) == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 8, 8, 1, 0, 0, 0, 11, 1, hashes, ids, counts) == 0);
-    CHECK(answers(r, 6, (int32_t[]){7, 8, 11, 9, 10, 12}) && r->counts[0] == 3 && shms_kvcache_valid(kv) == 0);
-    CHECK(shms_kvcache_table(kv, r) == 0 && answers(r, 10, (int32_t[]){1, 2, 7, 8, 11, 0, 0, 9, 10, 12}));
-    CHECK(shms_kvcache_cached(kv, r) == 8 && shms_kvcache_needed(kv, r, 36, 17, 0, 0, 9, NULL, NULL) == 4);
-    CHECK(shms_kvcache_skip(kv, r, -1) == SHMS_KV_EARGUMENT && shms_kvcache_skip(kv, r, 19) == 0);
-    CHECK(shms_kvcache_table(kv, r) == 0 && answers(r, 10, (int32_t[]){1, 2, 7, 8, 11, 0, 0, 0, 10, 12}));
-    CHECK(shms_kvcache_release(kv, r, 1) == 0 && r->table == 0 && r->n_ids == 10 && shms_kvcache_valid(kv) == 0);
-    CHECK(shms_blockpool_n_free(pool) == 12 && shms_blockpool_put(pool, r->ids, r->n_ids, 1) == 0);
-    CHECK(shms_blockpool_n_free(pool) == 19 && shms_kvcache_valid(kv) == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 0, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    shms_hashlist_free(hashes);
-    shms_kvcache_free(kv);
-    shms_blockpool_free(pool);
-}
-
-static void numbers_whose_sum_overflows_are_refused(void) {
+TEST(numbers_whose_sum_overflows_are_refused) {
     int32_t kinds[] = {SHMS_KV_MAMBA}, sizes[] = {1 << 20}, chunks[] = {SHMS_KV_CHUNK}, ones[] = {1},
             windows[] = {SHMS_KV_WINDOW};
     int64_t params[] = {INT64_MAX}, zero[] = {0}, fours[] = {4}, limit = (int64_t)1 << 60;
@@ -214,7 +143,7 @@ static void numbers_whose_sum_overflows_are_refused(void) {
 }
 
 /* AddressSanitizer reserves terabytes of addresses, and aborts where malloc would return NULL. */
-static void a_lookup_without_memory_returns_an_error(void) {
+TEST(a_lookup_without_memory_returns_an_error) {
 #ifndef __SANITIZE_ADDRESS__
     int32_t kinds[] = {SHMS_KV_CHUNK}, sizes[] = {1};
     int64_t params[] = {4};
@@ -306,12 +235,7 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
     shms_blockpool_free(pool);
 }
 
-int main(void) {
-    full_and_window_groups_match_the_worked_examples();
-    refusals_change_nothing();
-    blocks_for_external_tokens_skip_what_the_window_has_passed();
-    numbers_whose_sum_overflows_are_refused();
-    a_lookup_without_memory_returns_an_error();
+TEST(each_in_all_its_cases) {
     for (int order = 0; order < 2; order++) {
         random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
         random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_AHEAD);
@@ -319,5 +243,4 @@ int main(void) {
         random_schedules_keep_the_tables_valid(SHMS_KV_MAMBA, 2, order, SHMS_KV_CACHING);
         random_schedules_keep_the_tables_valid(SHMS_KV_CROSS, 0, order, 0);
     }
-    return 0;
 }

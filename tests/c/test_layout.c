@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-#include "support.h"
+#include "fixture.h"
 
 /* Replaces the C library's function: the file system is as full as the test says. */
 static uint64_t space = UINT64_MAX;
@@ -14,7 +14,7 @@ int fstatvfs(int fd, struct statvfs *fs) {
     return 0;
 }
 
-static void regions_are_adjacent_and_large_enough(void) {
+TEST(regions_are_adjacent_and_large_enough) {
     static const uint64_t capacities[] = {
         1, 64, 65, 4096, 100000, 2 << 20, (2 << 20) + 1, UINT64_C(1) << 40, SHMS_MAX_CAPACITY};
     static const uint32_t objects[] = {0, 1, 2, 63, 1000, SHMS_MAX_OBJECTS}, readers[] = {1, 2, 7, SHMS_MAX_READERS};
@@ -43,7 +43,7 @@ static void regions_are_adjacent_and_large_enough(void) {
                 }
 }
 
-static void options_out_of_range_are_refused(void) {
+TEST(options_out_of_range_are_refused) {
     static const shms_options bad[] = {
         {.capacity = 0, .n_readers = 1},
         {.capacity = SHMS_MAX_CAPACITY + 1, .n_readers = 1},
@@ -52,7 +52,7 @@ static void options_out_of_range_are_refused(void) {
         {.capacity = 4096, .n_readers = SHMS_MAX_READERS + 1},
         {.capacity = 4096, .n_readers = 1, .max_objects = SHMS_MAX_OBJECTS + 1},
         {.capacity = 4096, .n_readers = 1, .max_object_size = 4097},
-        {.capacity = 4096, .n_readers = 1, .flags = 16},
+        {.capacity = 4096, .n_readers = 1, .flags = 32},
         {.capacity = 4096, .n_readers = 4, .n_groups = SHMS_MAX_GROUPS + 1},
         {.capacity = 4096, .n_readers = 4, .n_groups = 2, .group_sizes = {2, 1}},
         {.capacity = 4096, .n_readers = 4, .n_groups = 2, .group_sizes = {2, 3}},
@@ -67,7 +67,7 @@ static void options_out_of_range_are_refused(void) {
     }
 }
 
-static void each_rank_is_in_one_group(void) {
+TEST(each_rank_is_in_one_group) {
     shms_options o = {.capacity = 4096, .n_readers = 6, .n_groups = 3, .group_sizes = {1, 3, 2}}, back;
     shms_layout l, one;
     CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
@@ -99,7 +99,7 @@ static bool in_order(const size_t *offsets, size_t n, size_t at) {
 }
 
 /* A change needs another SHMS_LAYOUT_VERSION. */
-static void every_word_is_where_it_was(void) {
+TEST(every_word_is_where_it_was) {
 #define WORDS(at, ...) CHECK(in_order((size_t[]){__VA_ARGS__}, sizeof((size_t[]){__VA_ARGS__}) / sizeof(size_t), at))
 #define S(field) offsetof(shms_superblock, field)
     WORDS(0, S(magic), S(stamp), S(layout.page), S(layout.file_size), S(layout.capacity), S(layout.max_object_size),
@@ -134,14 +134,10 @@ static void every_word_is_where_it_was(void) {
     WORDS(0, G(gets), G(stale), G(released));
 }
 
-static void the_example_of_the_header_is_true_byte_for_byte(void) {
-    const char *name = store_name("example");
-    shms_options o = {.capacity = 4096, .n_readers = 1};
-    shms_writer *w;
-    uint8_t ref[SHMS_REF_SIZE];
+TEST(the_example_of_the_header_is_true_byte_for_byte) {
     char payload[5] = {1, 2, 3, 4, 5};
     shms_piece piece = {0, 5, (uint64_t)(uintptr_t)payload};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("example", (shms_options){.capacity = 4096, .n_readers = 1}, 0);
     CHECK(!memcmp(w->seg.sb, "SHMSTOR1", 8));
     memset(w->seg.data, 0, 4096);
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 64, 1, ref));
@@ -157,8 +153,7 @@ static void the_example_of_the_header_is_true_byte_for_byte(void) {
     CHECK_EQ(128, shms_span(s->length));
     CHECK_EQ(1 | UINT64_C(2) << 32, s->head);
     CHECK_EQ(256, w->seg.writer->hand);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 /* Bookkeeping of n objects a writer: the segment's as it reports it, a writer's heap as the sum of its parts. */
@@ -177,18 +172,15 @@ static void books_stay_within(uint32_t n, uint32_t readers, uint32_t writers) {
     CHECK(l.max_leases >= 1024);
     if (readers > 2 || writers > 2 || n != 100000)
         return;
-    const char *name = store_name("books"); /* there is nothing besides these parts */
-    shms_writer *w;
     shms_stats stats;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("books", o, 0); /* there is nothing besides these parts */
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
     CHECK_EQ(control, stats.control_bytes);
     CHECK_EQ(heap + shms_ghosts_memory(n), stats.heap_bytes); /* ghosts take memory as keys are evicted */
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
-static void an_object_s_books_stay_within_256_bytes_4_a_rank_and_16_a_writer(void) {
+TEST(an_object_s_books_stay_within_256_bytes_4_a_rank_and_16_a_writer) {
     /* Just above 3.5 times a power of two, the index has twice the lines. Just above a multiple of 1,024, each rank's pins start
      * a new page. */
     static const uint32_t sizes[] = {24000, 24577, 28673, 57345, 65537, 100000, 114689, 458753, 917505};
@@ -207,22 +199,14 @@ static uint64_t file_size;
 
 static void make_victim(void) {
     shms_options o = {.capacity = 10000, .max_object_size = 5000, .n_readers = 2, .max_objects = 21};
-    shms_writer *w;
-    shms_reader *r;
-    uint8_t ref[SHMS_REF_SIZE];
-    victim = store_name("victim");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, victim, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, victim, 0, NULL));
-    for (int i = 0; i < 5; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "k%d", i);
-        CHECK_EQ(SHMS_OK, put_marked(w, key, 300, (uint64_t)i, ref));
-    }
+    open_store("victim", o, 1);
+    victim = name;
+    for (int i = 0; i < 5; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 300, (uint64_t)i, ref));
     CHECK_EQ(SHMS_OK, put_marked(w, "cached", 300, 9, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "k1", 2));
     CHECK_EQ(1, shms_writer_delete(w, "cached", 6));
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
-    shms_reader_free(r);
+    detach(0);
     file_size = w->seg.layout.file_size;
     shms_writer_close(w, 0);
     shms_writer_free(w);
@@ -251,7 +235,8 @@ static int attached(void) {
     return rc;
 }
 
-static void no_bit_of_the_geometry_can_be_changed(void) {
+TEST(no_bit_of_the_geometry_can_be_changed) {
+    make_victim();
     shms_superblock *sb = (shms_superblock *)file;
     CHECK_EQ(SHMS_OK, recovered());
     for (uint64_t *word = &sb->magic; word <= &sb->check; word++) {
@@ -280,7 +265,7 @@ static void no_bit_of_the_geometry_can_be_changed(void) {
 }
 
 /* Words that change while a store lives cannot all be refused. But whatever is accepted must be safe. */
-static void with_any_table_bit_wrong_a_successor_is_valid_or_refuses(void) {
+TEST(with_any_table_bit_wrong_a_successor_is_valid_or_refuses) {
     shms_superblock *sb = (shms_superblock *)file;
     shms_writer_table *t = (shms_writer_table *)(file + sb->layout.writer_at);
     uint8_t *saved = malloc(file_size), *tables_end = file + sb->layout.readers_at;
@@ -307,7 +292,7 @@ static void with_any_table_bit_wrong_a_successor_is_valid_or_refuses(void) {
 }
 
 /* Bytes that are no groups, even with the right check word. */
-static void forged_groups_are_refused(void) {
+TEST(forged_groups_are_refused) {
     static const uint8_t forged[][3] = {{1, 0, 0}, {1, 1, 0}, {0, 2, 0}, {0, 255, 0}, {0, 0, 1}, {255, 255, 0}};
     shms_superblock *sb = (shms_superblock *)file;
     uint64_t check = sb->check;
@@ -323,7 +308,7 @@ static void forged_groups_are_refused(void) {
     CHECK_EQ(SHMS_OK, recovered());
 }
 
-static void a_file_that_is_not_a_segment_is_refused(void) {
+TEST(a_file_that_is_not_a_segment_is_refused) {
     const char *name = store_name("file");
     int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
     shms_writer *w;
@@ -348,7 +333,7 @@ static void a_file_that_is_not_a_segment_is_refused(void) {
     close(fd);
 }
 
-static void an_unfinished_creation_is_not_a_store_and_not_another_version(void) {
+TEST(an_unfinished_creation_is_not_a_store_and_not_another_version) {
     const char *name = store_name("half");
     shms_segment creator = {.fd = -1};
     shms_writer *w;
@@ -375,14 +360,13 @@ static void *create_and_close(void *name) {
     for (int i = 0; i < 2000; i++) {
         shms_writer *w;
         CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-        shms_writer_close(w, 1);
-        shms_writer_free(w);
+        end_writer(w);
     }
     created_all = 1;
     return NULL;
 }
 
-static void an_open_during_a_creation_finds_a_whole_store_or_none(void) {
+TEST(an_open_during_a_creation_finds_a_whole_store_or_none) {
     const char *name = store_name("early");
     pthread_t creator;
     int found = 0, unfinished = 0;
@@ -400,12 +384,9 @@ static void an_open_during_a_creation_finds_a_whole_store_or_none(void) {
     CHECK(found + unfinished);
 }
 
-static void a_segment_that_lost_its_reservation_gets_it_back(void) {
-    const char *name = store_name("sparse");
-    shms_options o = {.capacity = 1 << 22, .n_readers = 1, .max_objects = 4};
+TEST(a_segment_that_lost_its_reservation_gets_it_back) {
     struct stat st;
-    shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    open_store("sparse", (shms_options){.capacity = 1 << 22, .n_readers = 1, .max_objects = 4}, 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 3000, 1, NULL));
     off_t data = (off_t)w->seg.layout.data_at;
     shms_writer_close(w, 0);
@@ -427,16 +408,12 @@ static void a_segment_that_lost_its_reservation_gets_it_back(void) {
     CHECK_EQ(1, shms_writer_has(w, "k", 1));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     close(fd);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
 }
 
-static void a_refused_recovery_leaves_the_name_of_the_dead_writers_segment(void) {
-    const char *name = store_name("refused");
-    shms_options o = {.capacity = 4096, .n_readers = 1, .max_objects = 4};
-    uint8_t ref[SHMS_REF_SIZE];
-    shms_writer *w, *refused;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+TEST(a_refused_recovery_leaves_the_name_of_the_dead_writers_segment) {
+    shms_writer *refused;
+    open_store("refused", (shms_options){.capacity = 4096, .n_readers = 1, .max_objects = 4}, 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0)); /* its mapping stays */
     shms_set(&w->seg.writer->pid, 1);
@@ -445,25 +422,6 @@ static void a_refused_recovery_leaves_the_name_of_the_dead_writers_segment(void)
     CHECK_EQ(1, shms_get(&w->seg.writer->pid));
     CHECK_EQ(1, shms_get(&w->seg.writer->epoch));
     shms_writer_free(w);
-}
-
-int main(void) {
-    regions_are_adjacent_and_large_enough();
-    options_out_of_range_are_refused();
-    each_rank_is_in_one_group();
-    every_word_is_where_it_was();
-    the_example_of_the_header_is_true_byte_for_byte();
-    an_object_s_books_stay_within_256_bytes_4_a_rank_and_16_a_writer();
-    make_victim();
-    no_bit_of_the_geometry_can_be_changed();
-    with_any_table_bit_wrong_a_successor_is_valid_or_refuses();
-    forged_groups_are_refused();
-    a_file_that_is_not_a_segment_is_refused();
-    an_unfinished_creation_is_not_a_store_and_not_another_version();
-    an_open_during_a_creation_finds_a_whole_store_or_none();
-    a_segment_that_lost_its_reservation_gets_it_back();
-    a_refused_recovery_leaves_the_name_of_the_dead_writers_segment();
     munmap(file, file_size);
     store_names_left();
-    return 0;
 }

@@ -39,7 +39,7 @@ static void compare(const shms_leases *l) {
     CHECK_EQ(SHMS_OK, shms_leases_valid(l, slots, in_flight));
 }
 
-static void the_parts_of_the_word_do_not_overlap(void) {
+TEST(the_parts_of_the_word_do_not_overlap) {
     static const struct {
         uint32_t slot, group, next;
         bool held;
@@ -61,8 +61,7 @@ static void the_parts_of_the_word_do_not_overlap(void) {
     CHECK_EQ(57, __builtin_popcountll(all));
 }
 
-int main(void) {
-    the_parts_of_the_word_do_not_overlap();
+TEST(the_table_matches_a_plain_list_of_open_leases) {
     uint64_t seed = 3, next = 1, next_id = 1, refused = 0, inits = 0;
     shms_layout layout = {.max_leases = ENTRIES, .max_objects = SLOTS, .n_groups = GROUPS};
     shms_leases l;
@@ -149,5 +148,4 @@ int main(void) {
     }
     CHECK(refused > 100 && inits > 1000);
     free(memory);
-    return 0;
 }

@@ -33,16 +33,16 @@ static void teardown(void) {
     store_names_left();
 }
 
-static uint64_t steps[3]; /* W3f: lists read; W3n: entries read; claim: entries that an inspector has read */
+static uint64_t reads[3]; /* W3f: lists read; W3n: entries read; claim: entries that an inspector has read */
 static void count(const char *label) {
-    steps[0] += strcmp(label, "W3f") == 0;
-    steps[1] += strcmp(label, "W3n") == 0;
-    steps[2] += strcmp(label, "holds") == 0;
+    reads[0] += strcmp(label, "W3f") == 0;
+    reads[1] += strcmp(label, "W3n") == 0;
+    reads[2] += strcmp(label, "holds") == 0;
 }
 
 /* A puts what only fits if everything else goes. Counts the steps of its walks. */
 static int put_all(void) {
-    memset(steps, 0, sizeof steps);
+    memset(reads, 0, sizeof reads);
     shms_step_hook = count;
     int rc = put_marked(w[A], "all", w[A]->seg.layout.capacity - SHMS_ALIGN, 9, NULL);
     shms_step_hook = NULL;
@@ -84,8 +84,8 @@ static void a_circle_of_leases_costs_a_few_times_its_length(uint32_t tail, uint3
     for (uint32_t s = 0; s < lists; s++)
         plant(s, s * (tail + length), tail, length);
     CHECK_EQ(SHMS_EFULL, put_all()); /* B lives, so what cannot be read counts as held */
-    uint64_t looks = steps[0] / (N * (WRITERS - 1)) + 1;
-    CHECK(steps[1] >= lists && steps[1] <= 4 * looks * lists * (tail + length));
+    uint64_t looks = reads[0] / (N * (WRITERS - 1)) + 1;
+    CHECK(reads[1] >= lists && reads[1] <= 4 * looks * lists * (tail + length));
     shms_finding found[4];
     shms_inspector *i;
     CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.name + 1));
@@ -93,7 +93,7 @@ static void a_circle_of_leases_costs_a_few_times_its_length(uint32_t tail, uint3
     CHECK(shms_inspector_verify(i, found, 4) >= 1);
     shms_step_hook = NULL;
     shms_inspector_free(i);
-    CHECK(steps[2] >= lists && steps[2] <= SHMS_VERIFY_PASSES * 4 * lists * (tail + length));
+    CHECK(reads[2] >= lists && reads[2] <= SHMS_VERIFY_PASSES * 4 * lists * (tail + length));
     the_dead_hold_nothing();
 }
 
@@ -105,7 +105,7 @@ static void evade(const char *label) {
         evaded = mark = 0;
     if (strcmp(label, "W3n"))
         return;
-    CHECK(steps[1] < 1000000);
+    CHECK(reads[1] < 1000000);
     uint32_t entries = w[B]->leases.n_entries, at = evaded % entries;
     if ((evaded & (evaded - 1)) == 0)
         mark = at;
@@ -115,17 +115,17 @@ static void evade(const char *label) {
     shms_set(&w[B]->seg.leases[at].what, shms_lease_what(0, false, 0, next + 1));
 }
 
-static void a_walk_has_at_most_as_many_steps_as_there_are_entries(void) {
+TEST(a_walk_has_at_most_as_many_steps_as_there_are_entries) {
     setup(512 * 128, 512, 2);
     CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
     for (uint32_t r = 0; r < 2; r++)
         CHECK_EQ(SHMS_OK, shms_writer_retire(w[B], r));
     plant(0, 0, 0, w[B]->leases.n_entries);
-    steps[0] = steps[1] = 0;
+    reads[0] = reads[1] = 0;
     shms_step_hook = evade;
     CHECK_EQ(SHMS_EFULL, put_marked(w[A], "all", w[A]->seg.layout.capacity - SHMS_ALIGN, 9, NULL));
     shms_step_hook = NULL;
-    CHECK(steps[1] >= w[B]->leases.n_entries && steps[1] <= steps[0] * w[B]->leases.n_entries);
+    CHECK(reads[1] >= w[B]->leases.n_entries && reads[1] <= reads[0] * w[B]->leases.n_entries);
     the_dead_hold_nothing();
 }
 
@@ -158,12 +158,7 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
     CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
     if (dead) {
         shms_reader_free(ranks[1]);
-        pid_t child = fork_child();
-        if (child == 0) {
-            CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[1], w[A]->seg.name + 1, 1, NULL));
-            kill(getpid(), SIGKILL);
-        }
-        CHECK_EQ(1000 + SIGKILL, reap(child));
+        rank_dies(w[A]->seg.name + 1, 1);
         ranks[1] = NULL;
     }
     uint32_t longest = 0, most = 2 * (stuck + late + 2) + (dead ? 2 * 64 : 0);
@@ -184,7 +179,7 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
     uint32_t looked_at = 0;
     if (stuck) {
         CHECK_EQ(SHMS_EFULL, put_all());
-        looked_at = (uint32_t)steps[1];
+        looked_at = (uint32_t)reads[1];
     }
     for (uint32_t i = 0; i < TIMES; i++)
         cancel(refs[(i * 7 + 3) % TIMES], i % 3 == 0);
@@ -196,20 +191,20 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
 
 /* ---- many ranks ---- */
 
-static void a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks(void) {
+TEST(a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks) {
     enum { N = 512 };
     uint8_t ref[SHMS_REF_SIZE];
     setup(N * 128, N, RANKS);
     for (uint32_t i = 0; i < N - 1; i++)
         CHECK_EQ(SHMS_OK, put_marked(w[A], (char[]){(char)('a' + i / 26), (char)('a' + i % 26), 0}, 1, i, ref));
     CHECK_EQ(SHMS_EFULL, put_all());
-    CHECK(steps[0] >= (N - 1) * (WRITERS - 1) && steps[0] <= 2 * N * (WRITERS - 1));
+    CHECK(reads[0] >= (N - 1) * (WRITERS - 1) && reads[0] <= 2 * N * (WRITERS - 1));
     CHECK_EQ(N - 1, shms_writer_cancel_all(w[A]));
     CHECK_EQ(SHMS_OK, put_all());
     teardown();
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     a_circle_of_leases_costs_a_few_times_its_length(0, 1);
     a_circle_of_leases_costs_a_few_times_its_length(0, 2);
     a_circle_of_leases_costs_a_few_times_its_length(1, 1);
@@ -220,7 +215,4 @@ int main(void) {
     a_list_is_at_most_twice_as_long_as_leases_were_open(5, false, 0, false);
     a_list_is_at_most_twice_as_long_as_leases_were_open(30, true, 20, false);
     a_list_is_at_most_twice_as_long_as_leases_were_open(0, false, 3, true);
-    a_walk_has_at_most_as_many_steps_as_there_are_entries();
-    a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks();
-    return 0;
 }

@@ -20,23 +20,7 @@ static shms_writer *leave(const char *name, const shms_options *options) {
     return w;
 }
 
-static void rounding_gives_the_options_of_a_store_made_with_them(void) {
-    const char *name = store_name("round");
-    shms_options o = {.capacity = 5000, .n_readers = 2, .flags = SHMS_FIFO | SHMS_EPHEMERAL}, has;
-    shms_writer *w = leave(name, &o);
-    shms_writer_options(w, &has);
-    CHECK_EQ(SHMS_OK, shms_options_round(&o));
-    CHECK_EQ(has.capacity, o.capacity);
-    CHECK_EQ(has.max_object_size, o.max_object_size);
-    CHECK_EQ(has.max_objects, o.max_objects);
-    CHECK_EQ(SHMS_FIFO | SHMS_EPHEMERAL, o.flags);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
-    o.capacity = 0;
-    CHECK_EQ(SHMS_EINVAL, shms_options_round(&o));
-}
-
-static void a_store_of_other_options_stays_as_it_was(void) {
+TEST(a_store_of_other_options_stays_as_it_was) {
     static const shms_options others[] = {
         {.capacity = 5057, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO},
         {.capacity = 5000, .n_readers = 1, .max_objects = 8, .flags = SHMS_FIFO},
@@ -63,42 +47,13 @@ static void a_store_of_other_options_stays_as_it_was(void) {
     shms_expected same = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &ephemeral};
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, &same));
     CHECK_EQ(1, shms_writer_has(w, "a", 1));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
     close(fd);
     free(before);
     free(after);
 }
 
-static void a_reader_sees_each_takeover_once_and_a_removal(void) {
-    const char *name = store_name("takeover");
-    shms_writer *w = leave(name, &asked);
-    shms_reader *r;
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
-    CHECK_EQ(1, shms_reader_writer_epoch(r));
-    for (uint64_t epoch = 2; epoch < 5; epoch++) {
-        CHECK_EQ(0, shms_reader_took_over(r));
-        shms_writer_free(w);
-        CHECK_EQ(0, shms_reader_took_over(r));
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        CHECK_EQ(epoch, shms_reader_writer_epoch(r));
-        CHECK_EQ(epoch, shms_reader_took_over(r));
-    }
-    CHECK_EQ(1, shms_reader_named(r));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
-    CHECK_EQ(0, shms_reader_named(r));
-    w = leave(name, &asked);
-    CHECK_EQ(0, shms_reader_named(r));
-    shms_reader_free(r);
-    CHECK_EQ(0, shms_reader_writer_epoch(NULL));
-    CHECK_EQ(0, shms_reader_took_over(NULL));
-    CHECK_EQ(SHMS_ECLOSED, shms_reader_named(NULL));
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
-}
-
-static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
+TEST(a_watch_tells_of_a_file_and_of_the_end_of_a_creation) {
     const char *name = store_name("watch"), *other = store_name("watch");
     int watch;
     CHECK_EQ(SHMS_OK, shms_watch(&watch));
@@ -117,14 +72,13 @@ static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
     CHECK_EQ(1, shms_watch_read(watch, name));
     shms_segment_unlink(&seg);
     shms_segment_close(&seg);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    end_writer(w);
     shms_watch_close(&watch);
     shms_watch_close(&watch);
     CHECK_EQ(SHMS_ESYS, shms_watch_read(wait.fd, name));
 }
 
-static void a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours(void) {
+TEST(a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours) {
     const char *name = store_name("magic");
     uint64_t magic = 0;
     pid_t child = fork_child();
@@ -159,7 +113,7 @@ int shm_open(const char *name, int flags, mode_t mode) {
 }
 
 /* Otherwise it could remove the next store of that name. */
-static void a_creator_leaves_its_name_to_the_process_that_removes_it(void) {
+TEST(a_creator_leaves_its_name_to_the_process_that_removes_it) {
     const char *name = store_name("removed");
     shms_writer *w;
     removing = true;
@@ -167,15 +121,4 @@ static void a_creator_leaves_its_name_to_the_process_that_removes_it(void) {
     removing = false;
     CHECK_EQ(0, shm_unlink(name));
     close(remover);
-}
-
-int main(void) {
-    rounding_gives_the_options_of_a_store_made_with_them();
-    a_store_of_other_options_stays_as_it_was();
-    a_reader_sees_each_takeover_once_and_a_removal();
-    a_watch_tells_of_a_file_and_of_the_end_of_a_creation();
-    a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours();
-    a_creator_leaves_its_name_to_the_process_that_removes_it();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

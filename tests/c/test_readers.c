@@ -12,7 +12,8 @@ static shms_writer_table wt;
 
 static shms_word *ack(uint32_t entry) { return &shms_reader_acks(t, &layout)[entry]; }
 
-static void a_pin_stays_only_if_the_object_is_there(void) {
+TEST(a_pin_stays_only_if_the_object_is_there) {
+    t = zeroed(4096);
     for (uint64_t state = SHMS_FREE; state <= SHMS_EVICTING; state++)
         for (uint64_t id = 7; id <= 8; id++) {
             slots[2] = (shms_slot){.state = state, .id = 7};
@@ -35,7 +36,7 @@ static void acknowledge_a_newer_one(const char *label) {
     CHECK_EQ(1, shms_reader_table_ack(t, &layout, &leases[1], 1, 9, 0, 0));
 }
 
-static void an_acknowledgement_never_decreases(void) {
+TEST(an_acknowledgement_never_decreases) {
     leases[1].number = 5;
     shms_step_hook = acknowledge_a_newer_one;
     CHECK_EQ(0, shms_reader_table_ack(t, &layout, &leases[1], 1, 5, 0, 0)); /* overtaken between R3a and R3b */
@@ -46,7 +47,7 @@ static void an_acknowledgement_never_decreases(void) {
     leases[1].number = 0;
 }
 
-static void every_step_matches_a_simple_model(void) {
+TEST(every_step_matches_a_simple_model) {
     uint64_t seed = 9, pins[SLOTS] = {0}, acked[ENTRIES] = {0}, epoch = 0, base = 0, next = 1, news = 0,
              counts[3] = {0};
     memset(t, 0, 4096);
@@ -125,13 +126,5 @@ static void every_step_matches_a_simple_model(void) {
             CHECK_EQ(acked[i], *ack(i));
     }
     CHECK(counts[0] > 100 && counts[1] > 100 && counts[2] > 50);
-}
-
-int main(void) {
-    t = zeroed(4096);
-    a_pin_stays_only_if_the_object_is_there();
-    an_acknowledgement_never_decreases();
-    every_step_matches_a_simple_model();
     free(t);
-    return 0;
 }

@@ -1,9 +1,9 @@
 /* test_ref.c - references: 40 bytes that return what was packed. No bit of them can be changed. */
 #include "store/ref.h"
 
-#include "support.h"
+#include "fixture.h"
 
-static void packing_is_little_endian_and_loses_nothing(void) {
+TEST(packing_is_little_endian_and_loses_nothing) {
     static const uint8_t expected[SHMS_REF_SIZE] = {0x04, 0x03, 0x02, 0x01, 0x0a, 0x0b, 0x0c, 0x1a, 0x1b, 0x1c,
                                                     0x26, 0x25, 0x24, 0x23, 0x22, 0x21, 0x38, 0x37, 0x36, 0x35,
                                                     0x34, 0x33, 0x32, 0x31, 0x48, 0x47, 0x46, 0x45, 0x44, 0x43,
@@ -42,7 +42,7 @@ static void packing_is_little_endian_and_loses_nothing(void) {
 }
 
 /* The published test vector, for the bytes 0 to 31 under the key 0 to 15. */
-static void the_tag_is_siphash_2_4(void) {
+TEST(the_tag_is_siphash_2_4) {
     static const uint8_t expected[8] = {0xce, 0x7c, 0xf2, 0x72, 0x2f, 0x51, 0x27, 0x71};
     uint8_t packed[SHMS_REF_SIZE];
     for (int i = 0; i < SHMS_REF_SIZE; i++)
@@ -62,14 +62,11 @@ static void the_tag_is_siphash_2_4(void) {
               !shms_ref_sealed(packed, k0, k1 ^ UINT64_C(1) << bit));
 }
 
-static void no_bit_of_a_reference_can_be_changed(void) {
-    const char *name = store_name("ref");
-    shms_options options = {.capacity = 1 << 16, .n_readers = 1, .max_objects = 64};
-    shms_writer *w;
-    shms_reader *r;
-    uint8_t first[SHMS_REF_SIZE], ref[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &options));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
+TEST(no_bit_of_a_reference_can_be_changed) {
+    enum { SLOTS = 64 };
+    open_store("ref", (shms_options){.capacity = 1 << 16, .n_readers = 1, .max_objects = SLOTS}, 1);
+    shms_reader *r = readers[0];
+    uint8_t first[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 100, 1, first));
     CHECK_EQ(SHMS_OK, put_marked(w, "second", 100, 2, ref));
     CHECK_EQ(1, shms_reader_validate(r, ref));
@@ -94,22 +91,11 @@ static void no_bit_of_a_reference_can_be_changed(void) {
     shms_stats books;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &books));
     CHECK_EQ(2, books.open_leases); /* no forged release or cancel ended a lease */
-    for (uint32_t i = 0; i < options.max_objects; i++)
+    for (uint32_t i = 0; i < SLOTS; i++)
         CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
     CHECK_EQ(1, shms_reader_release(r, ref));
     CHECK_EQ(0, shms_reader_release(r, ref));
     CHECK_EQ(1, shms_writer_cancel(w, first));
     CHECK_EQ(0, shms_writer_cancel(w, first));
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
-    shms_reader_free(r);
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
-    CHECK_EQ(0, store_names_left());
-}
-
-int main(void) {
-    packing_is_little_endian_and_loses_nothing();
-    the_tag_is_siphash_2_4();
-    no_bit_of_a_reference_can_be_changed();
-    return 0;
+    end();
 }

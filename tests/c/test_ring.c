@@ -89,7 +89,7 @@ static void take_out(uint32_t s) {
 static void hold(uint32_t s, int who) {
     holder[s] = who;
     if (who == NOBODY)
-        shms_zones_stale_slot(&zones, s); /* a release must mark its zones; a hold need not */
+        shms_ring_stale_slot(&ring, s); /* a release must mark its zones; a hold need not */
 }
 
 static void begin(bool fifo) {
@@ -151,7 +151,7 @@ static void put(uint64_t *seed) {
         /* a zone may count an object that is held by now: mark it stale, and search again */
         for (uint32_t i = 0; i < count; i++)
             if (holder[order[i]] != NOBODY && at_of(order[i]) < p.at + p.span && end_of(order[i]) > p.at) {
-                shms_zones_stale_slot(&zones, order[i]);
+                shms_ring_stale_slot(&ring, order[i]);
                 answers[3]++;
                 return;
             }
@@ -184,7 +184,7 @@ static void zones_match_model(void) {
     uint64_t held[RANKS] = {0}, kept = 0, reclaimable = 0, at, seen;
     for (uint32_t s = 0; s < N; s++) /* exact if every zone is stale */
         if (slots[s].state != SHMS_FREE)
-            shms_zones_stale_slot(&zones, s);
+            shms_ring_stale_slot(&ring, s);
     CHECK(shms_zones_survey(&zones, &budget));
     for (uint32_t i = 0; i < count; i++) {
         int who = holder[order[i]];
@@ -250,7 +250,7 @@ static void every_search_finds_what_the_model_has(uint64_t seed, bool fifo) {
 }
 
 /* The ring knows of a gap that a hand has left. */
-static void no_gap_is_longer_than_the_ring_reports(void) {
+TEST(no_gap_is_longer_than_the_ring_reports) {
     uint64_t seed = 3;
     begin(false);
     for (int round = 0; round < 4000; round++) {
@@ -284,7 +284,7 @@ static void insert_at_hand(uint32_t s, uint64_t size) {
     ring_matches_model();
 }
 
-static void a_used_object_outlives_an_unused_one_once(void) {
+TEST(a_used_object_outlives_an_unused_one_once) {
     begin(false);
     for (uint32_t s = 0; s < 4; s++)
         insert_at_hand(s, CAPACITY / 4);
@@ -296,7 +296,7 @@ static void a_used_object_outlives_an_unused_one_once(void) {
 }
 
 /* A hand that passes whole zones ends the second chance of all their objects, without visiting any. */
-static void a_hand_that_passes_a_zone_ends_its_second_chances(void) {
+TEST(a_hand_that_passes_a_zone_ends_its_second_chances) {
     begin(false);
     for (uint32_t s = 0; s < 256; s++)
         insert_at_hand(s, CAPACITY / 256);
@@ -314,7 +314,7 @@ static void a_hand_that_passes_a_zone_ends_its_second_chances(void) {
 }
 
 /* A use marks every zone of the object, and so does the hand that passes it. */
-static void a_use_marks_all_zones_of_an_object(void) {
+TEST(a_use_marks_all_zones_of_an_object) {
     uint64_t at;
     begin(false);
     insert_at_hand(0, CAPACITY / 4);
@@ -332,7 +332,7 @@ static void a_use_marks_all_zones_of_an_object(void) {
 }
 
 /* If everything is surveyed, a search visits only zones that have become stale. */
-static void a_search_surveys_only_zones_with_releases(void) {
+TEST(a_search_surveys_only_zones_with_releases) {
     uint64_t at;
     begin(false);
     for (uint32_t s = 0; s < 256; s++) {
@@ -351,16 +351,10 @@ static void a_search_surveys_only_zones_with_releases(void) {
     CHECK_EQ(at_of(77), at);
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     for (uint64_t seed = 1; seed <= 16; seed++)
         every_search_finds_what_the_model_has(seed, seed % 2);
     for (int i = 0; i < 6; i++)
         CHECK(answers[i] > 50); /* every kind of answer occurred often */
-    no_gap_is_longer_than_the_ring_reports();
-    a_used_object_outlives_an_unused_one_once();
-    a_hand_that_passes_a_zone_ends_its_second_chances();
-    a_use_marks_all_zones_of_an_object();
-    a_search_surveys_only_zones_with_releases();
     free(memory);
-    return 0;
 }

@@ -3,43 +3,26 @@
  */
 #include <pthread.h>
 
-#include "support.h"
+#include "fixture.h"
 
 #define MIB (UINT64_C(1) << 20)
 
-static shms_writer *w;
-static shms_reader *r;
-static const char *name;
-static uint8_t ref[SHMS_REF_SIZE];
-
 static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
-    shms_options o = {.capacity = capacity, .n_readers = 1, .max_objects = max_objects, .flags = flags};
-    name = store_name("search");
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
-}
-
-static void end(void) {
-    shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_reader_close(r);
-    shms_reader_free(r);
-    shms_writer_close(w, 1);
-    shms_writer_free(w);
+    open_store("search",
+               (shms_options){.capacity = capacity, .n_readers = 1, .max_objects = max_objects, .flags = flags}, 1);
 }
 
 /* Puts an object whose bytes are not written: only its place matters. */
 static int put_sized(const char *prefix, uint64_t i, uint64_t size) {
-    char key[32];
+    const char *key = key_of(prefix, i);
     shms_ticket t;
-    snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
     int rc = verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
     return rc ? rc : verb_commit(w, &t, ref);
 }
 
 static void put_and_release(const char *prefix, uint64_t i, uint64_t size) {
     CHECK_EQ(SHMS_OK, put_sized(prefix, i, size));
-    CHECK_EQ(1, shms_reader_release(r, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
 }
 
 /* ---- where objects are placed ---- */
@@ -56,15 +39,12 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
     for (uint64_t i = 0; i < 3 * capacity / large; i++)
         put_and_release("large", i, large);
     CHECK_EQ(0, w->seg.writer->counters[SHMS_C(refusals)]);
-    for (uint32_t i = 0; i < n; i++) { /* the small ones are still there */
-        char key[32];
-        snprintf(key, sizeof key, "small%u", i);
-        CHECK_EQ(1, shms_writer_has(w, key, (uint32_t)strlen(key)));
-    }
+    for (uint32_t i = 0; i < n; i++) /* the small ones are still there */
+        CHECK(has_key(w, key_of("small", i)));
     end();
 }
 
-static void a_store_of_small_objects_alone_is_filled_with_them(void) {
+TEST(a_store_of_small_objects_alone_is_filled_with_them) {
     uint64_t n = 0;
     begin(4 * MIB, 65536, 0);
     while (w->seg.writer->counters[SHMS_C(evictions)] == 0) {
@@ -75,17 +55,14 @@ static void a_store_of_small_objects_alone_is_filled_with_them(void) {
     for (uint64_t i = 0; i < 3 * n; i++) { /* all of it is evicted in order of age */
         put_and_release("more", i, 256);
         if (i == n)
-            for (uint64_t k = 0; k < n / 2; k++) {
-                char key[32];
-                snprintf(key, sizeof key, "k%llu", (unsigned long long)k);
-                CHECK_EQ(0, shms_writer_has(w, key, (uint32_t)strlen(key)));
-            }
+            for (uint64_t k = 0; k < n / 2; k++)
+                CHECK(!has_key(w, key_of("k", k)));
     }
     CHECK(w->seg.writer->used_bytes > 4 * MIB * 98 / 100);
     end();
 }
 
-static void an_object_as_large_as_the_store_replaces_small_ones(void) {
+TEST(an_object_as_large_as_the_store_replaces_small_ones) {
     begin(4 * MIB, 4096, 0);
     for (uint64_t round = 0; round < 3; round++) {
         for (uint64_t i = 0; i < 500; i++)
@@ -96,7 +73,7 @@ static void an_object_as_large_as_the_store_replaces_small_ones(void) {
     end();
 }
 
-static void a_gap_away_from_the_hands_is_filled_before_an_eviction(void) {
+TEST(a_gap_away_from_the_hands_is_filled_before_an_eviction) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         begin(4 * MIB, 64, flags);
         for (uint64_t i = 0; i < 9; i++) /* the last one takes the place of the first */
@@ -128,7 +105,7 @@ static void small_objects_fill_a_large_gap_before_an_eviction(bool at_hand) {
 }
 
 /* A hundred held ones there would cost large objects as many places. */
-static void small_objects_take_no_small_gap_among_large_ones(void) {
+TEST(small_objects_take_no_small_gap_among_large_ones) {
     begin(4 * MIB, 8192, 0);
     put_and_release("small", 0, 900);
     uint64_t to = w->ring.areas[SHMS_LARGE].to;
@@ -138,12 +115,6 @@ static void small_objects_take_no_small_gap_among_large_ones(void) {
         put_and_release("small", i, 900);
     CHECK(shms_ring_start(&w->ring, shms_ring_at(&w->ring, to - 2048)) >= to);
     end();
-}
-
-static bool there(const char *prefix, uint64_t i) {
-    char key[32];
-    snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
-    return shms_writer_has(w, key, (uint32_t)strlen(key)) == 1;
 }
 
 /* However many held objects the hand passes, the oldest unheld object goes. */
@@ -156,7 +127,7 @@ static void the_hand_passes_many_held_objects(uint32_t flags) {
         for (uint64_t i = 0; i < n; i++)
             put_and_release("k", i, 3000);
         for (uint64_t i = 0; i < n; i++)
-            CHECK(i < n - 1000 ? i >= n - 1400 || !there("k", i) : there("k", i));
+            CHECK(i < n - 1000 ? i >= n - 1400 || !has_key(w, key_of("k", i)) : has_key(w, key_of("k", i)));
         end();
     }
 }
@@ -165,22 +136,21 @@ static void the_hand_passes_many_held_objects(uint32_t flags) {
  * object that was not used is right behind it. */
 static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objects, uint64_t size) {
     uint64_t last = 0, puts = 0;
-    char key[32];
     begin(capacity, max_objects, 0);
     for (; w->seg.writer->counters[SHMS_C(evictions)] < 2; last++)
         put_and_release("old", last, size);
     for (uint64_t i = 0; i + 1 < last; i++) {
-        snprintf(key, sizeof key, "old%llu", (unsigned long long)i);
+        const char *key = key_of("old", i);
         shms_writer_touch(w, key, (uint32_t)strlen(key));
     }
     for (; puts < 2 * last; puts++)
         put_and_release("new", puts, size);
     for (uint64_t i = 0; i < last; i++)
-        CHECK(!there("old", i));
+        CHECK(!has_key(w, key_of("old", i)));
     end();
 }
 
-static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
+TEST(small_objects_fill_an_empty_store_whatever_was_in_it) {
     shms_ticket t;
     begin(4 * MIB, 65536, 0);
     put_and_release("small", 0, 100);
@@ -197,17 +167,16 @@ static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
 }
 
 /* The survey of many slots takes more than a thousand yields. */
-static void a_slot_is_found_however_long_it_takes(void) {
+TEST(a_slot_is_found_however_long_it_takes) {
     enum { N = 320000, KEPT = 80 };
     shms_options o = {.capacity = N * UINT64_C(192), .n_readers = 8, .max_objects = N};
     shms_ticket t;
-    char key[32];
     name = store_name("slots");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     for (uint32_t rank = 0; rank < 8; rank++)
         CHECK_EQ(SHMS_OK, shms_writer_retire(w, rank));
     for (uint32_t i = 0; i < N; i++) {
-        snprintf(key, sizeof key, "k%u", i);
+        const char *key = key_of("k", i);
         CHECK_EQ(SHMS_OK, verb_reserve(w, key, (uint32_t)strlen(key), NULL, 0, 64, &t));
         CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
         if (i < KEPT)
@@ -215,7 +184,7 @@ static void a_slot_is_found_however_long_it_takes(void) {
     }
     CHECK_EQ(SHMS_OK, verb_reserve(w, "new", 3, NULL, 0, 64, &t));
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    r = NULL;
+    readers[0] = NULL;
     end();
 }
 
@@ -232,7 +201,7 @@ static void evicting_lasts_only_for_its_stores(const char *label) {
         in_order &= w->seg.writer->objects == seen_objects && w->ring.count == seen_objects && w->indexed_free == 0;
 }
 
-static void nothing_but_states_changes_between_w2_and_w4(void) {
+TEST(nothing_but_states_changes_between_w2_and_w4) {
     begin(MIB, 8192, 0);
     for (uint64_t i = 0; i < 5000; i++)
         put_and_release("k", i, 64);
@@ -257,7 +226,7 @@ static void metadata_is_not_copied_under_the_mutex(const char *label) {
     others_waited++;
 }
 
-static void the_copy_of_metadata_does_not_hold_the_mutex(void) {
+TEST(the_copy_of_metadata_does_not_hold_the_mutex) {
     static char meta[300000];
     memset(meta, 'm', sizeof meta);
     begin(MIB, 64, 0);
@@ -265,43 +234,17 @@ static void the_copy_of_metadata_does_not_hold_the_mutex(void) {
     CHECK_EQ(SHMS_OK, verb_put(w, "k", 1, meta, sizeof meta, 0, NULL, 0, ref));
     shms_step_hook = NULL;
     CHECK_EQ(2, others_waited); /* the metadata, and the empty payload */
-    shms_view *v = view_of(r, ref);
+    shms_view *v = view_of(readers[0], ref);
     CHECK(v && v->meta_len == sizeof meta && !memcmp(v->meta, meta, sizeof meta));
     shms_view_release(v);
     end();
 }
 
-/* A thread that hits a key repeatedly while the other thread searches, evicts or sweeps. */
-static _Atomic int asking;
-
-static void *ask(void *arg) {
-    (void)arg;
-    while (asking) {
-        CHECK_EQ(0, shms_writer_has(w, "nothing", 7));
-        CHECK(shms_writer_count(w) >= 0);
-    }
-    return NULL;
-}
-
-static uint32_t yields, last_handovers;
-static bool fresh;
-
-/* A thread got the mutex between two steps of one search. */
-static void count_yields(const char *label) {
-    if (strcmp(label, "W1a"))
-        return;
-    yields += !fresh && w->handovers != last_handovers;
-    last_handovers = w->handovers;
-    fresh = false;
-}
-
-static void a_search_yields_to_waiting_threads(void) {
-    pthread_t thread;
+TEST(a_search_yields_to_waiting_threads) {
     begin(64 * MIB, 60000, 0);
     for (uint64_t i = 0; i < 50000; i++)
         CHECK_EQ(SHMS_OK, put_sized("k", i, 1000));
-    asking = 1;
-    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    start_asking(w);
     shms_step_hook = count_yields;
     for (int i = 0; i < 1000 && yields < 50; i++) { /* the other thread may not run for a while */
         fresh = true;
@@ -310,12 +253,13 @@ static void a_search_yields_to_waiting_threads(void) {
     }
     shms_step_hook = NULL;
     CHECK(yields >= 50);
-    asking = 0;
-    pthread_join(thread, NULL);
+    stop_asking();
     end();
 }
 
 /* The same during the eviction of many victims. */
+static uint32_t last_handovers;
+
 static void count_yields_of_an_eviction(const char *label) {
     if (!strcmp(label, "W4"))
         last_handovers = w->handovers;
@@ -323,36 +267,31 @@ static void count_yields_of_an_eviction(const char *label) {
         yields += w->handovers != last_handovers;
 }
 
-static void a_large_eviction_yields_to_waiting_threads(void) {
-    pthread_t thread;
+TEST(a_large_eviction_yields_to_waiting_threads) {
     begin(MIB, 8192, 0);
-    asking = 1;
-    yields = 0;
-    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    start_asking(w);
     for (uint64_t i = 0; i < 1000 && yields < 5; i++) {
         for (uint64_t k = 0; k < 5000; k++) {
             CHECK_EQ(SHMS_OK, put_sized("k", i << 20 | k, 64));
             if (k % 2) { /* deleted and held, so it has no key any more */
-                char key[32];
-                snprintf(key, sizeof key, "k%llu", (unsigned long long)(i << 20 | k));
+                const char *key = key_of("k", (i << 20 | k));
                 CHECK_EQ(1, shms_writer_delete(w, key, (uint32_t)strlen(key)));
             }
-            CHECK_EQ(1, shms_reader_release(r, ref));
+            CHECK_EQ(1, shms_reader_release(readers[0], ref));
         }
         shms_step_hook = count_yields_of_an_eviction;
         put_and_release("large", i, MIB - 4096);
         shms_step_hook = NULL;
     }
     CHECK(yields >= 5);
-    asking = 0;
-    pthread_join(thread, NULL);
+    stop_asking();
     end();
 }
 
 static uint64_t looks;
 static void count_looks(const char *label) { looks += !strcmp(label, "W1a"); }
 
-static void a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended(void) {
+TEST(a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended) {
     uint8_t first[SHMS_REF_SIZE];
     uint64_t n = 0;
     begin(MIB, 60000, 0);
@@ -363,7 +302,7 @@ static void a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended(void)
             memcpy(first, ref, sizeof first);
     }
     CHECK(n > 50000);
-    CHECK_EQ(1, shms_reader_release(r, first)); /* one of them all has ended */
+    CHECK_EQ(1, shms_reader_release(readers[0], first)); /* one of them all has ended */
     int tries = 1;
     looks = 0;
     shms_step_hook = count_looks;
@@ -374,20 +313,20 @@ static void a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended(void)
     end();
 }
 
-static void entries_of_complete_leases_are_found_before_none_is_free(void) {
+TEST(entries_of_complete_leases_are_found_before_none_is_free) {
     begin(MIB, 8192, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     for (uint64_t i = 0; i < w->leases.n_entries - 100; i++)
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* never read */
     for (uint64_t i = 0; i < 20000; i++) {
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
-        CHECK_EQ(1, shms_reader_release(r, ref));
+        CHECK_EQ(1, shms_reader_release(readers[0], ref));
     }
     end();
 }
 
 /* What a zone remembers of an object that begins before it may be old. So the object is checked before it goes. */
-static void a_hand_out_after_the_survey_keeps_a_large_object(void) {
+TEST(a_hand_out_after_the_survey_keeps_a_large_object) {
     uint8_t large[SHMS_REF_SIZE];
     begin(MIB, 8192, 0);
     for (uint64_t i = 0; i < 100; i++)
@@ -396,11 +335,11 @@ static void a_hand_out_after_the_survey_keeps_a_large_object(void) {
     memcpy(large, ref, sizeof large);
     for (uint64_t i = 0; put_sized("after", i, 4000) == SHMS_OK; i++) {
     }
-    CHECK_EQ(1, shms_reader_release(r, large));
+    CHECK_EQ(1, shms_reader_release(readers[0], large));
     CHECK_EQ(SHMS_EFULL, put_sized("larger", 0, 300000)); /* surveys: 200,000 bytes may go */
     CHECK_EQ(SHMS_OK, verb_hit(w, "large0", 6, large));
     CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
-    shms_view *v = view_of(r, large);
+    shms_view *v = view_of(readers[0], large);
     CHECK(v);
     CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
     shms_view_release(v);
@@ -442,25 +381,24 @@ static pid_t a_process(bool attaches) {
 
 static void dies(pid_t child) {
     kill(child, SIGKILL);
-    CHECK_EQ(1000 + SIGKILL, reap(child));
+    reap_killed(child);
 }
 
 /* Between two calls that find the rank dead, a survey finds its lock held, and its predecessor's pin. */
-static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
+TEST(a_process_that_dies_before_it_has_attached_holds_nothing) {
     enum { N = 128, PINNED = 100, GAP = 110 };
     uint8_t pinned[SHMS_REF_SIZE];
     const uint64_t size = 32768 - 64;
-    char key[32];
     begin(N * UINT64_C(32768), 4096, 0);
     for (uint64_t i = 0; i < N; i++) {
         CHECK_EQ(SHMS_OK, put_sized("k", i, size));
         if (i == PINNED)
             memcpy(pinned, ref, sizeof pinned);
-        snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
+        const char *key = key_of("k", i);
         if (i != PINNED && i != GAP)
             CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));
     }
-    shms_reader_close(r);
+    shms_reader_close(readers[0]);
     CHECK_EQ(1, shms_writer_delete(w, "k110", 4));
     memcpy(ref, pinned, sizeof ref);
     dies(a_process(true));
@@ -475,10 +413,10 @@ static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
     end();
 }
 
-static void leases_without_a_live_rank_do_not_exhaust_the_entries(void) {
+TEST(leases_without_a_live_rank_do_not_exhaust_the_entries) {
     begin(MIB, 64, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
-    shms_reader_close(r);
+    shms_reader_close(readers[0]);
     dies(a_process(true));
     for (uint64_t i = 0; i < 5 * w->leases.n_entries; i++)
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
@@ -486,9 +424,8 @@ static void leases_without_a_live_rank_do_not_exhaust_the_entries(void) {
 }
 
 /* Tickets hold every entry. Their leases are complete as soon as they are opened, without a count by a rank. */
-static void leases_that_are_complete_at_their_commit_are_found(void) {
+TEST(leases_that_are_complete_at_their_commit_are_found) {
     static shms_ticket tickets[4000];
-    char key[32];
     uint32_t n = 0;
     shms_options o = {        /* with so many ranks there are more slots than entries */
                       .capacity = MIB,
@@ -501,10 +438,10 @@ static void leases_that_are_complete_at_their_commit_are_found(void) {
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     CHECK_EQ(SHMS_OK, verb_protect(w, "k0", 2));
     dies(a_process(true));
-    r = NULL;
+    readers[0] = NULL;
     CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* a poll has seen it */
     for (;; n++) {
-        snprintf(key, sizeof key, "t%u", n);
+        const char *key = key_of("t", n);
         if (verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
             break;
         CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));
@@ -539,7 +476,7 @@ static void close_meanwhile(const char *label) {
         CHECK(!w->closed);
 }
 
-static void a_close_waits_for_the_end_of_a_search(void) {
+TEST(a_close_waits_for_the_end_of_a_search) {
     uint8_t middle[SHMS_REF_SIZE];
     for (int round = 0; round < 5; round++) {
         begin(MIB, 8192, 0);
@@ -548,10 +485,10 @@ static void a_close_waits_for_the_end_of_a_search(void) {
             if (i == 3500)
                 memcpy(middle, ref, sizeof middle);
             else
-                CHECK_EQ(1, shms_reader_release(r, ref));
+                CHECK_EQ(1, shms_reader_release(readers[0], ref));
         }
         CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 16384)); /* every zone is surveyed now */
-        CHECK_EQ(1, shms_reader_release(r, middle));
+        CHECK_EQ(1, shms_reader_release(readers[0], middle));
         closing = false;
         shms_step_hook = close_meanwhile;
         shms_ticket t;
@@ -559,15 +496,14 @@ static void a_close_waits_for_the_end_of_a_search(void) {
         shms_step_hook = NULL;
         pthread_join(closer, NULL);
         CHECK_EQ(SHMS_ECLOSED, verb_commit(w, &t, NULL));
-        shms_reader_close(r);
-        shms_reader_free(r);
+        shms_reader_free(readers[0]);
         shms_writer_free(w);
     }
 }
 
 /* ---- what is not trusted, and what is not lost ---- */
 
-static void a_slot_number_in_the_lease_table_is_not_read_back(void) {
+TEST(a_slot_number_in_the_lease_table_is_not_read_back) {
     begin(65536, 64, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     shms_ref unpacked;
@@ -580,7 +516,7 @@ static void a_slot_number_in_the_lease_table_is_not_read_back(void) {
     end();
 }
 
-int main(void) {
+TEST(each_in_all_its_cases) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         small_held_objects_do_not_keep_a_large_one_out(12, 16 * MIB, flags);
         small_held_objects_do_not_keep_a_large_one_out(48, 4 * MIB, flags);
@@ -588,29 +524,9 @@ int main(void) {
     }
     the_hand_passes_many_held_objects(0);
     the_hand_passes_many_held_objects(SHMS_FIFO);
-    a_store_of_small_objects_alone_is_filled_with_them();
-    small_objects_fill_an_empty_store_whatever_was_in_it();
-    a_slot_is_found_however_long_it_takes();
-    an_object_as_large_as_the_store_replaces_small_ones();
-    a_gap_away_from_the_hands_is_filled_before_an_eviction();
     small_objects_fill_a_large_gap_before_an_eviction(true);
     small_objects_fill_a_large_gap_before_an_eviction(false);
-    small_objects_take_no_small_gap_among_large_ones();
     used_objects_leave_after_a_lap(4096, 64, 256);       /* one zone */
     used_objects_leave_after_a_lap(4 * MIB, 512, 15000);   /* large objects, several in a zone */
     used_objects_leave_after_a_lap(4 * MIB, 16384, 900); /* small ones, in both areas */
-    nothing_but_states_changes_between_w2_and_w4();
-    the_copy_of_metadata_does_not_hold_the_mutex();
-    a_search_yields_to_waiting_threads();
-    a_large_eviction_yields_to_waiting_threads();
-    a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended();
-    entries_of_complete_leases_are_found_before_none_is_free();
-    a_hand_out_after_the_survey_keeps_a_large_object();
-    a_process_that_dies_before_it_has_attached_holds_nothing();
-    leases_without_a_live_rank_do_not_exhaust_the_entries();
-    leases_that_are_complete_at_their_commit_are_found();
-    a_close_waits_for_the_end_of_a_search();
-    a_slot_number_in_the_lease_table_is_not_read_back();
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

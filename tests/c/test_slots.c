@@ -34,7 +34,7 @@ static int valid(uint64_t next_id) {
     return SHMS_OK;
 }
 
-static void bounds_hold_for_every_small_offset_and_some_huge_ones(void) {
+TEST(bounds_hold_for_every_small_offset_and_some_huge_ones) {
     static const uint64_t odd[] = {
         0,         1, 63, 64, 65, 127, 128, 960, 1023, 1024, 1025, 1088, UINT32_MAX, UINT64_C(1) << 32, UINT64_MAX - 63,
         UINT64_MAX};
@@ -50,7 +50,7 @@ static void bounds_hold_for_every_small_offset_and_some_huge_ones(void) {
                 }
 }
 
-static void a_table_is_valid_when_no_two_objects_overlap_or_share_an_id(void) {
+TEST(a_table_is_valid_when_no_two_objects_overlap_or_share_an_id) {
     uint64_t seed = 1, counts[2] = {0};
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t at = 0;
@@ -81,7 +81,7 @@ static void a_table_is_valid_when_no_two_objects_overlap_or_share_an_id(void) {
     CHECK(counts[0] > ROUNDS / 10 && counts[1] > ROUNDS / 10);
 }
 
-static void sorting_gives_every_occupied_slot_in_address_order(void) {
+TEST(sorting_gives_every_occupied_slot_in_address_order) {
     uint64_t seed = 2;
     for (int round = 0; round < 20000; round++) {
         uint32_t order[N], occupied = 0;
@@ -97,11 +97,4 @@ static void sorting_gives_every_occupied_slot_in_address_order(void) {
             seen |= 1u << order[i];
         }
     }
-}
-
-int main(void) {
-    bounds_hold_for_every_small_offset_and_some_huge_ones();
-    a_table_is_valid_when_no_two_objects_overlap_or_share_an_id();
-    sorting_gives_every_occupied_slot_in_address_order();
-    return 0;
 }

@@ -68,14 +68,7 @@ static struct shared {
     uint64_t ref_lease[REFS];
 } *shared;
 
-static uint64_t kill_at, step;
 static const char *name;
-
-static void count_and_die(const char *label) {
-    (void)label;
-    if (++step == kill_at)
-        kill(getpid(), SIGKILL);
-}
 
 static void look(shms_writer *w, state *s) {
     memset(s, 0, sizeof *s);
@@ -115,8 +108,9 @@ static void handed_out(char key, const uint8_t *ref) {
     shared->ref_lease[key - 'a'] = unpacked.lease;
 }
 
-/* The child. With `tell`, it is the run that is not killed. */
-static void run_script(bool tell, bool all_succeed) {
+/* The child. If no step is to be its last, it tells what it has. */
+static void run_script(uint64_t kill_at, bool all_succeed) {
+    bool tell = kill_at == 0;
     shms_options o = {.capacity = CAPACITY, .n_readers = 2, .max_objects = SLOTS};
     shms_writer *w;
     shms_reader *r = NULL;
@@ -125,7 +119,7 @@ static void run_script(bool tell, bool all_succeed) {
     CHECK_EQ(64, w->seg.layout.max_leases);
     if (tell)
         look(w, &shared->after[0]);
-    shms_step_hook = count_and_die;
+    die_at_step(kill_at);
     for (int i = 0; i < (int)OPS; i++) {
         const struct op *op = &script[i];
         const uint8_t *ref = op->key >= 'a' ? shared->refs[op->key - 'a'] : NULL;
@@ -193,14 +187,15 @@ static void run_script(bool tell, bool all_succeed) {
             if (all_succeed && rc)
                 fprintf(stderr, "operation %d: ", i);
             CHECK(rc == SHMS_OK || !all_succeed);
+            void (*hook)(const char *) = shms_step_hook;
             shms_step_hook = NULL;
             CHECK_EQ(SHMS_OK, shms_writer_valid(w));
             look(w, &shared->after[i + 1]);
-            shms_step_hook = count_and_die;
+            shms_step_hook = hook;
         }
         __atomic_store_n(&shared->done, i + 1, __ATOMIC_RELEASE);
     }
-    shared->steps = step;
+    shared->steps = steps;
     shared->evictions = shms_get(&w->seg.writer->counters[SHMS_C(evictions)]);
     kill(getpid(), SIGKILL); /* dies at the end, too: nothing is closed */
 }
@@ -253,9 +248,7 @@ static void nothing_is_lost(shms_writer *w, const state *before, const state *af
 /* Rank 0 has never attached, so every open lease still expects it. New puts must not evict what it is promised. */
 static void promises_are_kept(shms_writer *w, const state *before, const state *after) {
     for (int i = 0; i < 60; i++) {
-        char key[16];
-        snprintf(key, sizeof key, "new%d", i);
-        int rc = put_marked(w, key, 64 * (uint64_t)(1 + i % 7), 1, NULL);
+        int rc = put_marked(w, key_of("new", i), 64 * (uint64_t)(1 + i % 7), 1, NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
     }
     shms_reader *r;
@@ -273,20 +266,9 @@ static void promises_are_kept(shms_writer *w, const state *before, const state *
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
 }
 
-/* Kills a successor before its step j. Returns whether it had that many steps. */
-static bool killed_in_recovery(uint64_t j) {
-    pid_t child = fork_child();
-    if (child == 0) {
-        shms_writer *w;
-        kill_at = j;
-        step = 0;
-        shms_step_hook = count_and_die;
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        _exit(0);
-    }
-    int how = reap(child);
-    CHECK(how == 0 || how == 1000 + SIGKILL);
-    return how != 0;
+static void recover(void) {
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
 }
 
 static void run(uint64_t k, bool all_succeed, uint64_t *recoveries) {
@@ -295,12 +277,11 @@ static void run(uint64_t k, bool all_succeed, uint64_t *recoveries) {
     shared->done = 0;
     pid_t child = fork_child();
     if (child == 0) {
-        kill_at = k;
-        run_script(k == 0, all_succeed);
+        run_script(k, all_succeed);
         _exit(1);
     }
-    CHECK_EQ(1000 + SIGKILL, reap(child));
-    for (uint64_t j = 1; killed_in_recovery(j); j++)
+    reap_killed(child);
+    for (uint64_t j = 1; killed_at(j, recover); j++)
         ++*recoveries;
     const state *before = &shared->after[shared->done],
                 *after = &shared->after[shared->done + (shared->done < (int)OPS)];
@@ -308,18 +289,17 @@ static void run(uint64_t k, bool all_succeed, uint64_t *recoveries) {
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     nothing_is_lost(w, before, after);
     promises_are_kept(w, before, after);
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
+    end_writer(w);
 }
 
 /* Kills at every k of the script. Returns how many steps it had. */
 static uint64_t run_every_step(bool all_succeed, uint64_t *recoveries) {
     run(0, all_succeed, recoveries);
     CHECK_EQ(OPS, shared->done);
-    uint64_t steps = shared->steps;
-    for (uint64_t k = 1; k <= steps; k++)
+    uint64_t all = shared->steps;
+    for (uint64_t k = 1; k <= all; k++)
         run(k, all_succeed, recoveries);
-    return steps;
+    return all;
 }
 
 static void draw_script(uint64_t *seed) {
@@ -335,7 +315,7 @@ static void draw_script(uint64_t *seed) {
     }
 }
 
-int main(void) {
+TEST(a_death_before_any_step_loses_nothing) {
     uint64_t recoveries = 0, seed = 10;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
@@ -347,6 +327,4 @@ int main(void) {
         draw_script(&seed);
         run_every_step(false, &recoveries);
     }
-    CHECK_EQ(0, store_names_left());
-    return 0;
 }

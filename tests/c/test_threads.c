@@ -138,7 +138,7 @@ static void a_protection_ends_while_others_begin(void) {
     CHECK_EQ(1, shms_writer_delete(w, "guarded", 7));
 }
 
-int main(void) {
+TEST(threads_of_all_sides_read_whole_objects) {
     shms_options o = {.capacity = 32 << 10, .n_readers = RANKS, .max_objects = 24};
     const char *name = store_name("threads");
     pthread_t writers[WRITERS], threads[RANKS * THREADS];
@@ -164,13 +164,9 @@ int main(void) {
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
     CHECK(stats.counters.evictions > 500 && gets > 500 && hits > 100 && stale > 0);
     for (int r = 0; r < RANKS; r++) {
-        shms_reader_close(readers[r]);
         shms_reader_free(readers[r]);
     }
     a_protection_ends_while_others_begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "all", (32 << 10) - SHMS_ALIGN, 1, NULL)); /* nothing is held any more */
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
-    CHECK_EQ(0, store_names_left());
-    return 0;
+    end_writer(w);
 }

@@ -4,11 +4,10 @@
  */
 #include <pthread.h>
 
-#include "support.h"
+#include "fixture.h"
 
 enum { N = 20000, MOST = N / 2 }; /* on a busy machine the other thread misses many turns */
 
-static shms_writer *w;
 static const char *visit;       /* the step of each object, or lease */
 static void (*meanwhile)(void); /* what the other thread does as soon as the visitor has begun */
 static pthread_t visitor, other;
@@ -58,31 +57,17 @@ static void start(const char *label, void (*does)(void)) {
     shms_step_hook = count;
 }
 
-static void end(uint64_t n) {
+static void expect(uint64_t n) {
     CHECK(pthread_join(other, NULL) == 0);
     shms_step_hook = NULL;
     CHECK_EQ(n, visited + deleted);
     CHECK(until <= MOST);
 }
 
-static const char *key(const char *prefix, int i) {
-    static char text[16];
-    snprintf(text, sizeof text, "%s%d", prefix, i);
-    return text;
-}
-
 static void setup(bool leased) {
-    uint8_t ref[SHMS_REF_SIZE];
-    shms_options o = {.capacity = 2 * N * 128, .n_readers = 1, .max_objects = 2 * N};
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("yields"), &o));
+    open_store("yields", (shms_options){.capacity = 2 * N * 128, .n_readers = 1, .max_objects = 2 * N}, 0);
     for (int i = 0; i < N; i++)
-        CHECK_EQ(SHMS_OK, put_marked(w, key("k", i), 1, 1, leased ? ref : NULL));
-}
-
-static void teardown(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    shms_writer_free(w);
-    store_names_left();
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 1, 1, leased ? ref : NULL));
 }
 
 enum { FRESH = 10 };
@@ -90,22 +75,19 @@ enum { FRESH = 10 };
 /* First it takes away what the visitor would come to next, and puts anything else into its slot. */
 static void put_fresh(void) {
     deleted = (uint64_t)shms_writer_delete(w, coming, (uint32_t)strlen(coming));
-    for (int i = 0; i < FRESH; i++) {
-        char text[16];
-        snprintf(text, sizeof text, "f%d", i);
-        CHECK_EQ(SHMS_OK, put_marked(w, text, 1, 2, NULL));
-    }
+    for (int i = 0; i < FRESH; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("f", i), 1, 2, NULL));
 }
 
-static void a_clear_lets_others_in_and_leaves_what_they_put(void) {
+TEST(a_clear_lets_others_in_and_leaves_what_they_put) {
     setup(false);
     start("D1", put_fresh);
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    end(N);
+    expect(N);
     CHECK_EQ(FRESH, shms_writer_count(w));
     for (int i = 0; i < FRESH; i++)
-        CHECK_EQ(1, shms_writer_has(w, key("f", i), 2));
-    teardown();
+        CHECK_EQ(1, shms_writer_has(w, key_of("f", i), 2));
+    end();
 }
 
 static uint8_t late[2][SHMS_REF_SIZE]; /* the first may take an entry that has just been ended, the second does not */
@@ -115,15 +97,15 @@ static void hand_out(void) {
         CHECK_EQ(SHMS_OK, verb_hit(w, "k1", 2, late[i]));
 }
 
-static void the_end_of_all_leases_lets_others_in_and_leaves_what_they_open(void) {
+TEST(the_end_of_all_leases_lets_others_in_and_leaves_what_they_open) {
     setup(true);
     offered = true;
     start("C1", hand_out);
     CHECK_EQ(N, shms_writer_cancel_all(w));
-    end(N);
+    expect(N);
     for (int i = 0; i < 2; i++)
         CHECK_EQ(1, shms_writer_cancel(w, late[i]));
-    teardown();
+    end();
 }
 
 /* ---- deleted objects that are protected ---- */
@@ -147,36 +129,28 @@ static double unprotect(void) {
     return best;
 }
 
-static void one_deleted_object_that_stays_makes_no_other_call_visit_all(void) {
+TEST(one_deleted_object_that_stays_makes_no_other_call_visit_all) {
     setup(false);
     double before = unprotect();
     CHECK_EQ(SHMS_OK, verb_protect(w, "k7", 2));
     CHECK_EQ(1, shms_writer_delete(w, "k7", 2));
     CHECK(unprotect() < 10 * before + 2e-6);
-    teardown();
+    end();
 }
 
-static void deleted_objects_stay_until_the_protection_of_their_keys_ends(void) {
+TEST(deleted_objects_stay_until_the_protection_of_their_keys_ends) {
     enum { KEPT = 300 }; /* more than are visited between two yields */
     setup(false);
     for (int i = 0; i < KEPT; i++)
-        CHECK_EQ(SHMS_OK, verb_protect(w, key("k", i), (uint32_t)strlen(key("k", i))));
+        CHECK_EQ(SHMS_OK, verb_protect(w, key_of("k", i), (uint32_t)strlen(key_of("k", i))));
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(KEPT, w->ring.count);
     for (int i = 0; i < KEPT; i++) {
         int k = i % 2 ? i : KEPT - 2 - i; /* from within */
-        CHECK_EQ(SHMS_OK, verb_unprotect(w, key("k", k), (uint32_t)strlen(key("k", k))));
+        CHECK_EQ(SHMS_OK, verb_unprotect(w, key_of("k", k), (uint32_t)strlen(key_of("k", k))));
         CHECK_EQ(KEPT - 1 - i, w->ring.count);
         CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     }
     CHECK_EQ(SHMS_OK, put_marked(w, "all", w->seg.layout.capacity - SHMS_ALIGN, 9, NULL));
-    teardown();
-}
-
-int main(void) {
-    one_deleted_object_that_stays_makes_no_other_call_visit_all();
-    deleted_objects_stay_until_the_protection_of_their_keys_ends();
-    a_clear_lets_others_in_and_leaves_what_they_put();
-    the_end_of_all_leases_lets_others_in_and_leaves_what_they_open();
-    return 0;
+    end();
 }
