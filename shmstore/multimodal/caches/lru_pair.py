@@ -5,6 +5,7 @@ The tensors are in memory once. `shmstore.multimodal.caches.shadow` explains how
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -27,40 +28,33 @@ from shmstore.multimodal.values.types import (
 )
 from shmstore.refs import ObjectRef
 
-__all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache"]
+__all__ = ["LruProcessorCache", "MultiModalProcessorSenderCache", "MultiModalReceiverCache"]
 
 
-class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
-    """P0 of `lru`: a hit returns `(None, updates)`; a miss returns the input and records it as sent. Thread-safe.
+class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
+    """P0 without a store: keys in order of use, and what P0 keeps for each of them (`SentKeys`). Thread-safe."""
 
-    Sizes of items count against `ipc_cache_gb`, as in P1. Prompt updates count against `processor_cache_gb`. If those
-    do not fit, the least recently used items count as not cached, and are sent again. A tensor that is a view of a
-    larger one is sent as a copy, because pickle would send the whole storage.
-    """
-
-    def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
-        check_config(config)
+    def __init__(self, config: MultiModalCacheConfig, types: CacheTypes[ItemT, UpdatesT], capacity: int) -> None:
         self.types = checked_types(types)
-        self._sent: SentKeys[Any, ProcessorOutput[ItemT, UpdatesT]] = SentKeys(
-            config.ipc_cache_bytes, config.processor_cache_bytes
-        )
+        self._sent: SentKeys[Any, ProcessorOutput[ItemT, UpdatesT]] = SentKeys(capacity, config.processor_cache_bytes)
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The hashes that P1 is expected to hold, least recently used first."""
+        """The hashes cached, or expected in P1, least recently used first."""
         return self._sent.order
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        """Return whether P1 is expected to hold the item; changes neither order nor counts."""
-        if type(mm_hash) is str and mm_hash in self._sent:
+        """Return whether None is enough as input; changes neither order nor counts."""
+        entries = self._sent.guard.held().entries
+        if type(mm_hash) is str and mm_hash in entries:
             return True
         check_hash(mm_hash)
-        return mm_hash in self._sent
+        return mm_hash in entries
 
     def get_and_update_item(
         self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
     ) -> ProcessorOutput[ItemT, UpdatesT]:
-        """Return `(None, updates)` if P1 has the item, else the input; CacheMissError if that is None."""
+        """Do `get_and_update` for one item; CacheMissError for None if nothing is cached."""
         return self.get_and_update([mm_item], [mm_hash])[0]
 
     def get_and_update(
@@ -71,43 +65,54 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, Updates
         Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
         missing hashes of the batch. To stay in step, P1 must take the same batch at once (`get_and_update_features`).
         """
-        with self._sent.guard.lock:
-            check_batch(mm_items, mm_hashes, self._sent.__contains__, self.types.check_input)
-            offers = [
-                None if mm_item is None else self._offer(mm_item, mm_hash, sent=mm_hash not in self._sent)
-                for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
-            ]
-            return self._sent.exchange(offers, mm_hashes, self._nothing_to_send)
+        return self._sent.send(mm_items, mm_hashes, self.types.check_input, self._offer, self._on_hit)
 
-    def _offer(
-        self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, *, sent: bool
-    ) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
-        item, updates = mm_item
-        types = self.types
-        size = types.item_size(item, mm_hash)  # first, because it rejects data that contains itself
-        alone = types.own_memory(item) if sent else item
-        output = mm_item if alone is item else (alone, updates)
-        return Offer(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), output)
+    @abstractmethod
+    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]: ...
 
-    def _nothing_to_send(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
-        return None, self.types.give_updates(kept)
+    @abstractmethod
+    def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]: ...
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; ignore an absent one."""
         check_hash(mm_hash)
         self._sent.touch(mm_hash)
 
-    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
-        """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
-        self._sent.invalidate(one_or_more(mm_hashes))
-
     def clear_cache(self) -> None:
-        """Forget all keys, prompt updates and counts; call P1's `clear_cache`, too."""
+        """Forget all items, prompt updates and counts; with `lru`, call P1's `clear_cache`, too."""
         self._sent.clear()
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
         return self._sent.stat(delta)
+
+
+class MultiModalProcessorSenderCache(LruProcessorCache[ItemT, UpdatesT]):
+    """P0 of `lru`: a hit returns `(None, updates)`; a miss returns the input and records it as sent. Thread-safe.
+
+    Sizes of items count against `ipc_cache_gb`, as in P1. Prompt updates count against `processor_cache_gb`. If those
+    do not fit, the least recently used items count as not cached, and are sent again. A tensor that is a view of a
+    larger one is sent as a copy, because pickle would send the whole storage.
+    """
+
+    def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
+        check_config(config)
+        super().__init__(config, types, config.ipc_cache_bytes)
+
+    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
+        item, updates = mm_item
+        types = self.types
+        size = types.item_size(item, mm_hash)  # first, because it rejects data that contains itself
+        alone = types.own_memory(item)
+        output = mm_item if alone is item else (alone, updates)
+        return Offer(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), output)
+
+    def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
+        return None, self.types.give_updates(kept)
+
+    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
+        """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
+        self._sent.invalidate(one_or_more(mm_hashes))
 
 
 class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shmstore.multimodal.caches.checks import check_batch, check_config, one_or_more
+from shmstore.multimodal.caches.checks import check_config, one_or_more
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru_pair import MultiModalReceiverCache
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
@@ -39,13 +39,7 @@ class MirroredProcessingCache:
         Raises ValueError if the lengths differ, TypeError for a wrong item or hash, and CacheMissError with all hashes
         that have no item, given or stored. The batch has then changed nothing.
         """
-        with self._p0.guard.lock:
-            check_batch(mm_items, mm_hashes, self._p0.__contains__, MULTIMODAL.check_item)
-            offers = [
-                None if item is None else _offer(item, mm_hash, sent=mm_hash not in self._p0)
-                for item, mm_hash in zip(mm_items, mm_hashes, strict=True)
-            ]
-            return self._p0.exchange(offers, mm_hashes, _nothing_to_send)
+        return self._p0.send(mm_items, mm_hashes, MULTIMODAL.check_item, _offer, lambda item: None)
 
     def get_and_update_p1(
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
@@ -72,13 +66,7 @@ class MirroredProcessingCache:
         return True
 
 
-def _offer(
-    item: MultiModalKwargsItem, mm_hash: str, *, sent: bool
-) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
+def _offer(item: MultiModalKwargsItem, mm_hash: str) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
     size = item_size(item, mm_hash)
-    alone = own_memory(item) if sent else item
+    alone = own_memory(item)
     return Offer(size, alone, size, alone)
-
-
-def _nothing_to_send(_: MultiModalKwargsItem) -> None:
-    return None
