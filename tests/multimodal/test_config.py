@@ -40,7 +40,7 @@ SMALL = MIB / GIB
         ("processor_cache_gb", [1e-12, 4e-10, 5e-324, np.float64("nan"), np.bool_(True), 1j]),
         ("ipc_cache_gb", [1e-12]),
         ("cache_type", ["disk", None, ""]),
-        ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
+        ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800"]),
         ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400]),
         ("shm_prefault", [1, None, True]),
         ("relay", [1, None, True]),
@@ -60,8 +60,8 @@ def test_a_wrong_value_is_refused_and_the_field_named(field: str, values: list[A
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("processor_cache_gb", Fraction(10**400), "inf"),
-        ("ipc_cache_gb", np.float32(1e-12), "9.999999960041972e-13"),
+        ("processor_cache_gb", Fraction(10**400), "from 0 (off) to"),
+        ("ipc_cache_gb", np.float32(1e-12), "at least one byte"),
         ("shm_max_objects", 7, "'lru'"),
     ],
 )
@@ -261,20 +261,6 @@ def test_a_relay_has_a_part_of_its_own_in_a_segment_with_a_name() -> None:
     assert native.MAX_WRITERS == MultiModalCacheConfig(**shared, **most).n_writers
     with raises(ValueError, names=("api_process_count", str(native.MAX_WRITERS - 1))):
         MultiModalCacheConfig(**shared | most | {"api_process_count": native.MAX_WRITERS})
-
-
-def test_describe_names_processes_that_have_nothing_as_a_sentence_would() -> None:
-    two: dict[str, Any] = {"data_parallel_size": 2, "world_size": 2}
-    off = MultiModalCacheConfig(processor_cache_gb=0, api_process_count=2, **two).describe().splitlines()[-1]
-    assert "Each of 2 API servers, each of 2 engine cores and each of 4 workers: nothing." == off
-    assert (
-        "Each of 2 engine cores and each of 4 workers: nothing."
-        == MultiModalCacheConfig(**two).describe().splitlines()[-1]
-    )
-    assert (
-        "API server, engine core and worker: nothing."
-        == MultiModalCacheConfig(processor_cache_gb=0).describe().splitlines()[-1]
-    )
 
 
 def test_a_segment_of_small_items_can_be_used_up() -> None:
