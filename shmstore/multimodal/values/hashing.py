@@ -5,8 +5,8 @@ number of its parts, followed by the parts. Different trees therefore give diffe
 ["a", "b"], 1 and True and 1.0 and "1", a list and a tuple, and the same bytes as float16 and as bfloat16.
 
 Dicts and keyword arguments are hashed in the order of their encoded keys, because equal dicts may have different
-orders. Memory layout is not content: a transposed view hashes like its contiguous copy. Bytes that belong to no value
-count as zeros. Such bytes are between the fields of an aligned dtype or behind an 80-bit long double.
+orders. Memory layout is not content: a transposed view hashes like its contiguous copy. Dtypes in which some bytes may
+belong to no value are refused.
 
 Ambiguous values are refused, because they could share a hash with different content. The main example is an image of
 several frames. A caller may mean the current frame, as image processors do, or all frames. Reading all frames would
@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-import math
 import struct
 import sys
 from collections.abc import Callable, Mapping
@@ -67,18 +66,18 @@ def _hasher_of(algorithm: str | None) -> Callable[[], Any]:
 def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: object) -> str:
     """Return the content hash of `value` and of the processor's keyword arguments, as hex digits.
 
-    It accepts None, bool, int, float, complex, str, bytes, memoryviews, tensors, arrays, Pillow images of one frame,
-    items, torch and numpy dtypes, paths, members of enumerations, and lists, tuples and dicts of these. A path is
-    hashed by its text, not by its file.
+    It accepts None, bool, int, float, complex, str, bytes, tensors, arrays, Pillow images of one frame, items, torch
+    and numpy dtypes, paths, members of enumerations, and lists, tuples and dicts of these. A path is hashed by its
+    text, not by its file.
 
     `algorithm` is "blake3", "sha256" or, with 128 digits instead of 64, "sha512". None takes BLAKE3 if its package is
     installed, else SHA-256. Name one where FIPS asks for it, or where processes compare hashes and not all of them have
     the package. It is given by position, because every keyword is an argument of the processor. ValueError for another
     name, and ImportError for "blake3" without its package.
 
-    Raises TypeError, with the path, for any other value. That includes masked arrays, and tensors that are sparse,
-    nested, quantised or without data. Raises ValueError, with the path, for an image that cannot be read, and
-    NestingError for a container that contains itself.
+    Raises TypeError, with the path, for any other value. That includes masked arrays, arrays of objects, of fields or
+    of long doubles, and tensors that are sparse, nested, quantised or without data. Raises ValueError, with the path,
+    for an image that cannot be read, and NestingError for a container that contains itself.
 
     An image of several frames (GIF, animated WebP or PNG, TIFF of several pages, MPO photograph) is a TypeError.
     Hash `image.copy()`, which is the current frame, or a list of copies.
@@ -86,7 +85,6 @@ def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: ob
     These values have equal hashes by design:
 
     * bytes, a bytearray and a one-dimensional memoryview of bytes
-    * any other memoryview and an array of its format and shape
     * a numpy scalar and its 0-d array, except that `np.str_` and `np.bytes_` equal str and bytes
     * a member of an enumeration of str or int, and its value
     * an instance of list, tuple, dict or array, and one of a subclass (a namedtuple)
@@ -122,72 +120,22 @@ def _feed_tensor(hasher: _Hasher, tensor: torch.Tensor, path: str) -> None:
     _frame(hasher, b"d", plain.reshape(-1).view(torch.uint8).numpy().data, plain.nbytes)
 
 
-def _foreign_names(dtype: np.dtype[Any]) -> list[str]:
-    """Return, for each field at any depth, the name of its dtype if another package made it, else ""."""
-    if dtype.subdtype is not None:
-        return _foreign_names(dtype.subdtype[0])
-    if dtype.fields is not None:
-        return [name for key in dtype.names or () for name in _foreign_names(dtype.fields[key][0])]
-    return ["" if dtype.type.__module__ == "numpy" else dtype.name]
-
-
 def _describe_dtype(dtype: np.dtype[Any], path: str) -> str:
-    try:
-        text = repr(dtype.descr) if dtype.names else dtype.str
-    except ValueError:
-        raise TypeError(f"{path}: cannot hash a dtype whose fields overlap or are out of order") from None
-    foreign = _foreign_names(dtype)  # most dtypes of ml_dtypes have the same dtype.str, "<V1"
-    return f"{text}{foreign}" if any(foreign) else text
-
-
-def _feed_dtype(hasher: _Hasher, dtype: np.dtype[Any], path: str) -> None:
-    if dtype.hasobject:
-        raise TypeError(f"{path}: cannot hash a dtype of objects")
-    base, shape = dtype.subdtype or (dtype, ())  # the str of a subarray dtype is "|V8" for any content
-    _feed_bytes(hasher, b"n", f"{_describe_dtype(base, path)}{shape}".encode())
-
-
-def _value_bytes(dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return a mask of an element's bytes: 255 for bytes of a value, 0 for padding."""
-    if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return np.tile(_value_bytes(base), math.prod(shape))
-    mask = np.full(dtype.itemsize, 255, np.uint8)
-    if dtype.fields is not None:
-        mask[:] = 0
-        for field, offset, *_ in (dtype.fields[name] for name in dtype.names or ()):
-            mask[offset : offset + field.itemsize] = _value_bytes(field)
-    elif dtype.char in "gG" and np.finfo(np.longdouble).nmant == 63:  # x87: 10 bytes of 12 or 16
-        numbers = mask.reshape(1 if dtype.char == "g" else 2, -1)
-        numbers[:, slice(10, None) if dtype.isnative else slice(None, -10)] = 0
-    return mask
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None or dtype.char in "gG":
+        raise TypeError(
+            f"{path}: cannot hash a dtype of objects, of fields, of arrays or of long doubles, such as {shown(dtype)} "
+            "(hint: pass the fields as a dict of arrays, or array.astype(...) with another dtype)"
+        )
+    # Most dtypes of ml_dtypes have the same `dtype.str`, "<V1".
+    return dtype.str if dtype.type.__module__ == "numpy" else f"{dtype.str}{[dtype.name]}"
 
 
 def _feed_array(hasher: _Hasher, array: np.ndarray[Any, Any], path: str) -> None:
-    if array.dtype.hasobject:
-        raise TypeError(f"{path}: cannot hash an array of objects")
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{path}: cannot hash a masked array (hint: pass its data and its mask, or array.filled())")
-    text = _describe_dtype(array.dtype, path)
+    _feed_bytes(hasher, b"A", f"{_describe_dtype(array.dtype, path)}{array.shape}".encode())
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if array.dtype.fields is not None or array.dtype.char in "gG":
-        mask = _value_bytes(array.dtype)
-        if not mask.all():
-            data = (data.reshape(-1, len(mask)) & mask).reshape(-1)
-    _feed_bytes(hasher, b"A", f"{text}{array.shape}".encode())
     _frame(hasher, b"d", data.data, data.nbytes)
-
-
-def _feed_memoryview(hasher: _Hasher, view: memoryview, path: str) -> None:
-    try:
-        if view.format == "B" and view.ndim == 1:
-            return _feed_bytes(hasher, b"B", bytes(view))
-        array = np.asarray(view)
-    except ValueError as error:
-        raise TypeError(
-            f"{path}: cannot hash a memoryview that was released or has no numpy dtype: {cut(error)}"
-        ) from None
-    _feed_array(hasher, array, path)
 
 
 def _count_frames(image: Any) -> int:
@@ -291,6 +239,8 @@ def _hint(value: object) -> str:
         return "pass dataclasses.asdict(value)"
     if isinstance(value, Mapping):
         return "pass dict(value)"
+    if isinstance(value, memoryview):
+        return "pass numpy.asarray(value)"
     if isinstance(value, torch.device):
         return "pass str(value), or leave it out if it does not change the result"
     return "pass plain data that identifies it (text, numbers, tensors, lists, dicts), or leave it out"
@@ -315,10 +265,10 @@ def _feed(hasher: _Hasher, value: Any, path: str) -> None:
         _feed_bytes(hasher, b"C", _pack_float(value.real) + _pack_float(value.imag))
     elif isinstance(value, str):
         _feed_bytes(hasher, b"S", value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, (bytes, bytearray)):
+    elif isinstance(value, (bytes, bytearray)) or (
+        isinstance(value, memoryview) and value.format == "B" and value.ndim == 1
+    ):
         _feed_bytes(hasher, b"B", bytes(value))
-    elif isinstance(value, memoryview):
-        _feed_memoryview(hasher, value, path)
     elif isinstance(value, (list, tuple)):
         hasher.update((b"L" if isinstance(value, list) else b"U") + _pack_length(len(value)))
         for index, part in enumerate(value):
@@ -334,7 +284,7 @@ def _feed(hasher: _Hasher, value: Any, path: str) -> None:
     elif isinstance(value, torch.dtype):
         _feed_bytes(hasher, b"t", str(value).encode())
     elif isinstance(value, np.dtype):
-        _feed_dtype(hasher, value, path)
+        _feed_bytes(hasher, b"n", f"{_describe_dtype(value, path)}()".encode())
     elif isinstance(value, PurePath):
         _feed_path(hasher, value)
     elif isinstance(value, enum.Enum):
