@@ -23,7 +23,6 @@ from shmstore.multimodal import (
     PlaceholderRange,
     ResolvedPromptUpdate,
 )
-from shmstore.multimodal.values import items as items_module
 from shmstore.multimodal.values.nested import nested_equal
 from tests.multimodal.helpers import item, three_tensors
 from tests.support import raises
@@ -73,28 +72,6 @@ def test_keys_that_give_different_numbers_of_items_are_refused() -> None:
     config = {"a": MultiModalFieldConfig.batched("image"), "b": MultiModalFieldConfig.batched("image")}
     with raises(ValueError, names=("'image'", "'a': 2", "'b': 3")):
         MultiModalKwargsItems.from_hf_inputs({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)}, config)
-
-
-def test_a_key_that_looks_misspelt_is_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    items_module._warn_of_spelling.cache_clear()
-    batched = MultiModalFieldConfig.batched("image")
-    pixels, grid = torch.zeros(2, 3), torch.ones(2)
-    for given, configured in (("pixel_values", "pixel_value"), ("pixel_vlaues", "pixel_values")):
-        for _ in range(3):
-            inputs: Any = {given: pixels, "grid": grid, 5: grid}
-            made: Any = MultiModalKwargsItems.from_hf_inputs(inputs, {configured: batched, "grid": batched})
-            assert ["grid"] == list(made["image"][0])
-        assert {repr(given), repr(configured)} <= set(caplog.messages[-1].split())
-    assert 2 == len(caplog.records)
-    caplog.clear()
-    made = MultiModalKwargsItems.from_hf_inputs(
-        {"input_ids": pixels, "attention_mask": pixels, "pixel_values": pixels, "image_grid_thw": grid},
-        {"pixel_values": batched, "pixel_values_videos": batched, "video_grid_thw": batched, "audio": batched},
-    )
-    assert ["pixel_values"] == list(made["image"][0])
-    assert [] == caplog.records
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.shm_receiver import end_each
 from shmstore.multimodal.caches.stored_updates import UNKNOWN, StoredUpdates
 from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.values.sizes import named
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
     CacheTypes,
@@ -278,7 +279,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     return ref, known
                 extra = b""
         except _NO_VALUE as error:
-            raise _of_item(error, mm_hash) from None
+            raise named(error, f"item of {shown(mm_hash)}") from None
         except _NO_ROOM as error:
             missed.append(type(error))  # not the error, whose traceback would keep this frame, and all below it
             self._warn(error, missed.count(type(error)))
@@ -406,13 +407,6 @@ def _given(
     if missing:
         raise CacheMissError(missing)
     return given
-
-
-def _of_item(error: UnsupportedValueError | NestingError, mm_hash: str) -> Exception:
-    said = f"item of {shown(mm_hash)}: {error.message}"
-    if isinstance(error, NestingError):
-        return NestingError(said, hint=error.hint)
-    return UnsupportedValueError(said, path=error.path, hint=error.hint)
 
 
 def _warn(count: int, why: str, setting: str) -> None:

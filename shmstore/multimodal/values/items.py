@@ -10,10 +10,8 @@ All values except `MultiModalFeatureSpec` are frozen, because threads and caches
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,8 +32,6 @@ __all__ = [
     "ResolvedPromptUpdate",
     "own_memory",
 ]
-
-_log = logging.getLogger(__name__)
 
 
 def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
@@ -135,28 +131,6 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         return f"{type(self).__name__}(modality={self._modality!r}, keys={list(self._elems)})"
 
 
-def _check_spelling(inputs: Mapping[str, Any], configured: Mapping[str, Any]) -> None:
-    """Warn if an input and a configuration have nearly the same key."""
-    given = tuple(key for key in inputs if key not in configured)
-    spare = tuple(key for key in configured if key not in inputs)
-    if given and spare:
-        _warn_of_spelling(given, spare)
-
-
-@lru_cache(maxsize=256)
-def _warn_of_spelling(given: tuple[Any, ...], spare: tuple[str, ...]) -> None:
-    # Not an error, because models have keys that differ in a letter or two (image_size, image_sizes).
-    # The cache makes it one warning for each case.
-    for key in given:
-        if isinstance(key, str) and (near := get_close_matches(key, spare, n=1, cutoff=0.9)):
-            _log.warning(
-                "input %r is left out because it has no configuration, and configuration %r has no input; check their "
-                "spelling",
-                key,
-                near[0],
-            )
-
-
 class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]]):
     """The items of one request by modality, in the order in which they appear; immutable.
 
@@ -200,8 +174,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         """Cut a processor's output into items and return them.
 
         Inputs without a configuration, such as `input_ids`, are left out. So are configurations without an input, such
-        as those of other modalities. The log has a warning if two such keys are nearly the same, because a spelling
-        mistake loses an input. Raises ValueError if keys of one modality give different numbers of items.
+        as those of other modalities. Raises ValueError if keys of one modality give different numbers of items.
         """
         for name, given in (("inputs", inputs), ("config_by_key", config_by_key)):
             if not isinstance(given, Mapping):
@@ -212,7 +185,6 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
                     f"config_by_key[{shown(key)}] must be a MultiModalFieldConfig, "
                     f"not {type(config).__name__} (hint: make one with MultiModalFieldConfig.batched(modality))"
                 )
-        _check_spelling(inputs, config_by_key)
         elems_by_modality: dict[str, dict[str, list[MultiModalFieldElem]]] = {}
         for key, config in config_by_key.items():
             if (data := inputs.get(key)) is not None:
