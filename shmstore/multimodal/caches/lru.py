@@ -141,11 +141,7 @@ class Bounded(Generic[K, V]):
                 self.pop(key)
 
 
-class _Required:
-    pass
-
-
-_required = _Required()
+_REQUIRED = object()
 
 
 class LRUCache(MutableMapping[K, V]):
@@ -183,8 +179,6 @@ class LRUCache(MutableMapping[K, V]):
         """The largest sum of the sizes."""
         return self._held.capacity
 
-    maxsize = capacity
-
     @property
     def currsize(self) -> float:
         """The sum of the sizes."""
@@ -199,10 +193,6 @@ class LRUCache(MutableMapping[K, V]):
     def order(self) -> tuple[K, ...]:
         """The keys, least recently used first."""
         return tuple(self._snapshot())
-
-    def getsizeof(self, value: V) -> float:
-        """Return the size of the value, as the cache counts it."""
-        return 1 if self._getsizeof is None else self._getsizeof(value)
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
@@ -240,7 +230,7 @@ class LRUCache(MutableMapping[K, V]):
         return None if entry is None else entry[0]
 
     def __setitem__(self, key: K, value: V) -> None:
-        size = self.getsizeof(value)
+        size = 1 if self._getsizeof is None else self._getsizeof(value)
         if size > self.capacity:
             raise ValueError("value too large")
         with self._lock:
@@ -267,14 +257,14 @@ class LRUCache(MutableMapping[K, V]):
     def pop(self, key: K) -> V: ...
     @overload
     def pop(self, key: K, default: V | D) -> V | D: ...
-    def pop(self, key: K, default: object = _required) -> object:
+    def pop(self, key: K, default: object = _REQUIRED) -> object:
         """Remove the entry, even if it is pinned, and return its value, or `default`, or raise KeyError."""
         with self._lock:
             gone = self._guard.change(partial(self._guard.held().pop, key))
             self._removed(gone)
             if gone:
                 return gone[key][0]
-            if default is _required:
+            if default is _REQUIRED:
                 raise KeyError(key)
             return default
 

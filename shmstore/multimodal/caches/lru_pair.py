@@ -103,9 +103,7 @@ class MultiModalProcessorSenderCache(LruProcessorCache[ItemT, UpdatesT]):
         item, updates = mm_item
         types = self.types
         size = types.item_size(item, mm_hash)  # first, because it rejects data that contains itself
-        alone = types.own_memory(item)
-        output = mm_item if alone is item else (alone, updates)
-        return Offer(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), output)
+        return Offer(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), types.alone(mm_item))
 
     def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
         return None, self.types.give_updates(kept)

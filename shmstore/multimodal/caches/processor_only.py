@@ -30,9 +30,8 @@ class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
         item, updates = mm_item
         types = self.types
         size = types.item_size(item, mm_hash) + types.updates_size(updates, mm_hash)
-        alone = types.own_memory(item) if size <= self._capacity else item
-        output = mm_item if alone is item else (alone, updates)
-        return Offer(size, (alone, types.keep_updates(updates)), size, output)
+        output = types.alone(mm_item) if size <= self._capacity else mm_item
+        return Offer(size, (output[0], types.keep_updates(updates)), size, output)
 
     def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
         item, updates = kept

@@ -213,7 +213,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     self.types.check_input(mm_item, mm_hash)
                 outputs.append(self._hit(batch, mm_hash) if known else None)
             if None in outputs:
-                given = _given(mm_items, mm_hashes, outputs)
+                given = {h: mm_item for h, mm_item in zip(mm_hashes, mm_items, strict=True) if mm_item is not None}
+                missing = [h for h, output in zip(mm_hashes, outputs, strict=True) if output is None and h not in given]
+                if missing:  # gone since it was looked for, or without a lease entry
+                    raise CacheMissError(dict.fromkeys(missing))
                 if self.tier is not None:
                     for mm_hash in given:
                         self.tier.wait(mm_hash)
@@ -283,10 +286,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         except _NO_ROOM as error:
             missed.append(type(error))  # not the error, whose traceback would keep this frame, and all below it
             self._warn(error, missed.count(type(error)))
-            return self._inline(mm_item)
+            return self.types.alone(mm_item)
         except ObjectNotFoundError:  # a tier that was given up may still write an object of this key
             missed.append(ObjectNotFoundError)
-            return self._inline(mm_item)
+            return self.types.alone(mm_item)
         missed.append(None)
         if extra:  # else another host could not use it
             stored.append(mm_hash)
@@ -300,11 +303,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             return kind if kind is not None and number_of(self._native, kind) else None
         except (TypeError, ValueError):
             return None
-
-    def _inline(self, mm_item: tuple[ItemT, UpdatesT]) -> tuple[ItemT, UpdatesT]:
-        item, updates = mm_item
-        alone = self.types.own_memory(item)  # a view would be pickled with all that it is a view into
-        return mm_item if alone is item else (alone, updates)
 
     def _warn(self, error: ShmStoreError, more: int) -> None:
         if isinstance(error, StoreFullError):
@@ -390,23 +388,6 @@ def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None
             f"writer: {writer!r} has groups of {list(writer.groups)} ranks, and config has {config.n_engines} engine "
             f"cores of {config.world_size} workers (hint: create a new store with these groups)"
         )
-
-
-def _given(
-    mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str], outputs: Sequence[Any]
-) -> dict[str, tuple[ItemT, UpdatesT]]:
-    """Return the inputs by hash; CacheMissError if there is none for an output that is missing."""
-    given: dict[str, tuple[ItemT, UpdatesT]] = {}
-    missing: dict[str, None] = {}
-    for mm_item, mm_hash, output in zip(mm_items, mm_hashes, outputs, strict=True):
-        if mm_hash not in given:
-            if mm_item is not None:
-                given[mm_hash] = mm_item
-            elif output is None:
-                missing[mm_hash] = None
-    if missing:
-        raise CacheMissError(missing)
-    return given
 
 
 def _warn(count: int, why: str, setting: str) -> None:

@@ -309,7 +309,7 @@ class PlaceholderRange:
         return type(self), (self.offset, self.length, self.is_embed)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True)
 class MultiModalFeatureSpec:
     """One item of a request on its way: its identifier, its position, and its data.
 
@@ -321,15 +321,6 @@ class MultiModalFeatureSpec:
     modality: str
     identifier: str
     mm_position: PlaceholderRange
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MultiModalFeatureSpec):
-            return NotImplemented
-        return (
-            (self.modality, self.identifier, self.mm_position) == (other.modality, other.identifier, other.mm_position)
-            and type(self.data) is type(other.data)
-            and self.data == other.data
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
