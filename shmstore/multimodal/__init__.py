@@ -7,9 +7,12 @@ which, and the factories build them.
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru import LRUCache, MultiModalCache
-from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
+from shmstore.multimodal.caches.lru_pair import (
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+)
 from shmstore.multimodal.caches.mirrored import MirroredProcessingCache
-from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache
 from shmstore.multimodal.caches.shm_receiver import ShmObjectStoreReceiverCache
 from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig

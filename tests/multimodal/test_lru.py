@@ -74,72 +74,6 @@ def test_use_moves_to_the_end_and_asking_does_not() -> None:
     assert (4, 6, 4 / 6) == (cache.currsize, cache.capacity, cache.usage)
 
 
-def test_the_least_recently_used_goes_first_and_the_hook_is_told() -> None:
-    cache, gone = filled(a=2, b=2, c=2)
-    cache.touch("a")
-    cache["d"] = 3
-    assert [("b", 2), ("c", 2)] == gone
-    assert ("a", "d") == cache.order
-    cache["a"] = 1
-    assert 2 == len(gone)  # replaced, not removed
-    del cache["a"]
-    assert 3 == cache.pop("d")
-    assert [("a", 1), ("d", 3)] == gone[2:]
-    assert 0 == cache.currsize
-
-
-def test_a_value_that_grows_pushes_out_others_and_not_itself() -> None:
-    cache, gone = filled(a=2, b=2, c=2)
-    cache["a"] = 4
-    assert [("b", 2)] == gone
-    assert ("c", "a") == cache.order
-
-
-def test_too_large_for_the_whole_cache_evicts_nothing() -> None:
-    cache, gone = filled(a=2, b=2)
-    for key in ("new", "a"):
-        with pytest.raises(ValueError, match="value too large"):
-            cache[key] = 7
-    assert ([], ("a", "b"), 2) == (gone, cache.order, cache.peek("a"))
-    cache.pin("a")
-    with pytest.raises(ValueError, match="value too large"):
-        cache["new"] = 7
-
-
-def test_pinned_entries_are_never_evicted() -> None:
-    cache, gone = filled(a=2, b=2, c=2)
-    cache.pin("a")
-    cache["d"] = 3
-    assert [("b", 2), ("c", 2)] == gone
-    with pytest.raises(ValueError, match="cannot pin 'b'"):
-        cache.pin("b")
-    cache.pin("d")
-    with pytest.raises(RuntimeError, match="no room"):
-        cache["e"] = 2
-    with pytest.raises(RuntimeError, match="all entries are pinned"):
-        cache.popitem()
-    assert ({"a", "d"}, 5) == (set(cache), cache.currsize)
-    cache["a"] = 3  # a pinned entry may grow where there is room, and stays pinned
-    with pytest.raises(RuntimeError, match="no room"):
-        cache["e"] = 1
-    cache.unpin("a")
-    cache.unpin("a")
-    cache["e"] = 3
-    assert {"d", "e"} == set(cache)
-    assert 3 == cache.pop("d")  # asked for by name, a pin does not hold it
-    cache["d"] = 1
-    assert ("e", 3) == cache.popitem()
-    assert ("d", 1) == cache.popitem(), "its pin went with it"
-
-
-def test_all_pinned_changes_nothing_even_where_some_could_go() -> None:
-    cache, gone = filled(a=4, b=1, c=1)
-    cache.pin("a")
-    with pytest.raises(RuntimeError, match="no room for 3"):
-        cache["d"] = 3
-    assert ([], ("a", "b", "c")) == (gone, cache.order)
-
-
 def test_pop_and_popitem_of_what_is_absent() -> None:
     cache, _ = filled()
     assert 5 == cache.pop("x", 5)
@@ -240,7 +174,7 @@ class AgainstAList(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="value too large"):
                 self.cache[key] = (size, self.stamp)
         elif pinned + size > 6:
-            with pytest.raises(RuntimeError):
+            with pytest.raises(RuntimeError, match="no room"):
                 self.cache[key] = (size, self.stamp)
         else:
             self.cache[key] = (size, self.stamp)
@@ -291,7 +225,7 @@ class AgainstAList(RuleBasedStateMachine):
     def popitem(self) -> None:
         victim = next((entry for entry in self.model if not entry[2]), None)
         if victim is None:
-            with pytest.raises(RuntimeError if self.model else KeyError):
+            with pytest.raises(RuntimeError if self.model else KeyError, match=r"all entries are pinned|is empty"):
                 self.cache.popitem()
         else:
             assert (victim[0], victim[1]) == self.cache.popitem()
@@ -435,14 +369,6 @@ def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size() -> None:
         cache["d"] = 0
     cache["c"] = 1
     assert (("a", "c"), 6) == (cache.order, cache.currsize)
-
-
-@pytest.mark.timeout(20)
-def test_a_prompt_update_that_contains_itself_is_an_error_and_not_an_endless_walk() -> None:
-    content: list[object] = ["<image>"]
-    content.append(content)
-    with pytest.raises(NestingError, match=r"^prompt updates of 'h': .* contains itself"):
-        updates_size([ResolvedPromptUpdate("image", 0, "insert", "", content)], "h")
 
 
 @pytest.mark.timeout(20)

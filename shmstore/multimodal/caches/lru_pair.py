@@ -1,6 +1,7 @@
 """The `lru` pair: P0 keeps keys, sizes and prompt updates, P1 keeps the items, and both evict alike.
 
-The tensors are in memory once. `shmstore.multimodal.caches.shadow` explains how the two sides stay in step.
+The tensors are in memory once. `shmstore.multimodal.caches.shadow` explains how the two sides stay in step. Without an
+IPC cache P0 keeps the items itself, to preprocess none of them twice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ from shmstore.multimodal.values.types import (
 )
 from shmstore.refs import ObjectRef
 
-__all__ = ["LruProcessorCache", "MultiModalProcessorSenderCache", "MultiModalReceiverCache"]
+__all__ = [
+    "LruProcessorCache",
+    "MultiModalProcessorOnlyCache",
+    "MultiModalProcessorSenderCache",
+    "MultiModalReceiverCache",
+]
 
 
 class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
@@ -85,6 +91,31 @@ class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
         return self._sent.stat(delta)
+
+
+class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
+    """Items and prompt updates in P0, up to `processor_cache_gb` of both together; thread-safe.
+
+    A hit returns the stored item and updates. A miss stores the input and returns it. An input that is larger than the
+    whole cache is returned but not stored. A tensor that is a view of a larger one is stored as a copy, so that the
+    cache keeps no more than it counts.
+    """
+
+    def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
+        check_config(config)
+        self._capacity = config.processor_cache_bytes
+        super().__init__(config, types, self._capacity)
+
+    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
+        item, updates = mm_item
+        types = self.types
+        size = types.item_size(item, mm_hash) + types.updates_size(updates, mm_hash)
+        output = types.alone(mm_item) if size <= self._capacity else mm_item
+        return Offer(size, (output[0], types.keep_updates(updates)), size, output)
+
+    def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
+        item, updates = kept
+        return item, self.types.give_updates(updates)
 
 
 class MultiModalProcessorSenderCache(LruProcessorCache[ItemT, UpdatesT]):

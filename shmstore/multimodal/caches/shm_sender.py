@@ -213,7 +213,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     self.types.check_input(mm_item, mm_hash)
                 outputs.append(self._hit(batch, mm_hash) if known else None)
             if None in outputs:
-                given = {h: mm_item for h, mm_item in zip(mm_hashes, mm_items, strict=True) if mm_item is not None}
+                pairs = zip(reversed(mm_hashes), reversed(mm_items), strict=True)  # of a repetition the first counts
+                given = {mm_hash: mm_item for mm_hash, mm_item in pairs if mm_item is not None}
                 missing = [h for h, output in zip(mm_hashes, outputs, strict=True) if output is None and h not in given]
                 if missing:  # gone since it was looked for, or without a lease entry
                     raise CacheMissError(dict.fromkeys(missing))
@@ -306,12 +307,16 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
 
     def _warn(self, error: ShmStoreError, more: int) -> None:
         if isinstance(error, StoreFullError):
+            count, why = self.inline_full + more, str(error)
             setting = "shm_max_objects" if error.resource in ("slots", "leases") else "ipc_cache_gb"
-            _warn(self.inline_full + more, str(error), f"{setting} sets how much there is")
+            limit = f"{setting} sets how much there is"
         else:
             # Not the store's hint: here its limits are settings, and the item is sent inline already.
+            count, why = self.inline_too_large + more, error.message
             limit = "that is shm_max_object_size_mb, at most ipc_cache_gb"
-            _warn(self.inline_too_large + more, error.message, limit)
+        # The error as text: a handler that keeps the record would keep the error's frames, and the items in them.
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+            _log.warning("item sent inline (%d so far): %s; %s", count, why, limit)
 
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before its workers read it; return how many were open.
@@ -388,9 +393,3 @@ def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None
             f"writer: {writer!r} has groups of {list(writer.groups)} ranks, and config has {config.n_engines} engine "
             f"cores of {config.world_size} workers (hint: create a new store with these groups)"
         )
-
-
-def _warn(count: int, why: str, setting: str) -> None:
-    # The error as text: a handler that keeps the record would keep the error's frames, and the items in them.
-    if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-        _log.warning("item sent inline (%d so far): %s; %s", count, why, setting)

@@ -143,14 +143,7 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
             if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
                 at = next(at for at, one in enumerate(updates) if one is update)
                 raise _wrong_updates(mm_hash, f"must be ResolvedPromptUpdate; number {at} is {kind_of(update)}")
-            target, content = update.target, update.content
-            size += _UPDATE_SIZE
-            size += getsizeof(target) if type(target) is str else _piece_size(target)
-            # Each miss pays for this, so the two usual cases need no call.
-            if type(content) is str or (type(content) is list and content and type(content[0]) is int):
-                size += getsizeof(content)
-            else:
-                size += _piece_size(content)
+            size += _UPDATE_SIZE + _piece_size(update.target) + _piece_size(update.content)
     except (NestingError, UnsupportedValueError) as error:
         raise named(error, f"prompt updates of {shown(mm_hash)}") from None
     return size
@@ -161,8 +154,8 @@ def _wrong_updates(mm_hash: str, why: str) -> TypeError:
 
 
 def _piece_size(piece: Any) -> int:
+    if type(piece) is str or (isinstance(piece, (list, tuple)) and piece and type(piece[0]) is int):
+        return getsizeof(piece)
     if not isinstance(piece, (list, tuple, Mapping)):
         return leaf_size(piece)
-    if isinstance(piece, (list, tuple)) and piece and type(piece[0]) is int:
-        return getsizeof(piece)
     return getsizeof(piece) + sum(map(leaf_size, leaves(piece)))
