@@ -1,9 +1,6 @@
 """An engine runs the same code in every mode, and never asks which caches it has."""
 
 import re
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -150,47 +147,3 @@ def test_a_cache_of_somebody_elses_keeps_its_own() -> None:
         assert 0 == cache.release([None, item(3)])
         cache.invalidate(["a"])
         assert "mine" == cast(Any, cache).handle
-
-
-def test_the_type_checker_lets_such_an_engine_pass(tmp_path: Path) -> None:
-    engine = tmp_path / "engine.py"
-    engine.write_text(
-        textwrap.dedent("""
-        from collections.abc import Sequence
-
-        from shmstore import CacheMissError, StoreHandle
-        from shmstore.multimodal import (
-            MultiModalCacheConfig,
-            MultiModalFeatureSpec,
-            engine_receiver_cache_from_config,
-            processor_cache_from_config,
-            worker_receiver_cache_from_config,
-        )
-
-        def serve(config: MultiModalCacheConfig, request: Sequence[MultiModalFeatureSpec]) -> StoreHandle | None:
-            cache = processor_cache_from_config(config)
-            if cache is None:
-                return None
-            with cache:
-                handle = cache.handle
-                receiver = engine_receiver_cache_from_config(config)
-                receiver = receiver or worker_receiver_cache_from_config(config, 0, handle)
-                try:
-                    if receiver is not None:
-                        with receiver:
-                            receiver.get_and_update_features(request)
-                            receiver.release([feature.data for feature in request])
-                except CacheMissError as miss:
-                    cache.invalidate(miss.mm_hashes)
-                finally:
-                    cache.release([feature.data for feature in request])
-                if cache.writer is not None:
-                    print(cache.writer.stats(), cache.inline_full, cache.inline_too_large)
-                cache.close()
-                return handle
-    """)
-    )
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(root / ".mypy_cache"), str(engine)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert (0, "Success: no issues found in 1 source file\n") == (done.returncode, done.stdout)

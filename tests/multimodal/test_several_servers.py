@@ -275,22 +275,6 @@ def test_a_lease_with_a_group_waits_for_its_engine_core_and_another_one_for_all(
         assert 0 == stats[0]().objects
 
 
-@pytest.mark.parametrize("assigned", [False, True])
-def test_the_warning_of_a_full_store_names_address_if_nobody_calls_it(
-    caplog: pytest.LogCaptureFixture, assigned: bool
-) -> None:
-    settings = settings_of(2, data_parallel_size=2)
-    with shm_sender(settings) as one, shm_worker(settings, 0, one.handle) as first:
-        with shm_worker(settings, 1, one.handle):
-            for n in range(8):
-                sent, _ = one.get_and_update_item((item(MIB - 4096), []), str(n))
-                if assigned:
-                    one.assign_group([sent], 0)
-                first.release([sent])
-    assert (0 if assigned else 4) == one.inline_full
-    assert assigned or "sender.assign_group(sent, engine)" in caplog.messages[0]
-
-
 def test_a_lease_without_a_group_waits_for_every_worker() -> None:
     settings = settings_of(2, data_parallel_size=2)
     with shm_sender(settings) as one, shm_sender(settings) as other:
