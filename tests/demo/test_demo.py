@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -19,17 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from examples.demo.api import default_capacity, request_order, room_for_all
 from examples.demo.images import SHIPPING_PACKAGES, folder_photographs, load_image, shipped_photographs
 from examples.demo.main import execute, main, run
-from examples.demo.memory import Memory, parse_smaps
 from examples.demo.messages import Progress
 from examples.demo.modes import MODES
 from examples.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
 from examples.demo.records import MAX_WORKERS, DemoReport, Faults, ModeFigures, RunSettings
-from examples.demo.report import print_report
 from examples.demo.supervisor import GRACE_S, Observer
 from shmstore import ObjectStoreWriter
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
@@ -275,29 +271,6 @@ def test_a_process_that_dies_after_the_kill_ends_the_run_with_its_name(capfd: py
     assert execute(settings, RandomItems(rows=(10,)), modes=["shm"], observer=observer) == 1
     pid = observer.pids[1]["the API process"]
     assert capfd.readouterr().err == f"demo: the API process (pid {pid}) was ended by SIGKILL\n"
-
-
-def report_lines(report: DemoReport, **changes: object) -> list[str]:
-    shown = io.StringIO()
-    print_report(replace(report, **changes), Console(file=shown, width=500))  # type: ignore[arg-type]
-    return shown.getvalue().splitlines()
-
-
-def test_the_report_explains_its_rates_and_names_an_option_that_is_too_small(
-    faulty: DemoReport,
-) -> None:
-    inline = {**faulty.modes, "shm": replace(faulty.modes["shm"], sent_inline=2)}
-    nothing_fits = report_lines(faulty, modes=inline, capacity=faulty.smallest_bytes - 1)
-    one_does_not = report_lines(faulty, modes=inline)
-    all_fit = report_lines(faulty)
-    rows = [line.split("│")[1].strip() for line in all_fit if line.startswith("│")]
-    assert ["wall time, all included, s", "transport only, items/s", "transport only, MB/s"] == rows[:3]
-    assert 1 == sum(line.startswith("The modes get the same requests") for line in all_fit)
-    found = [[line for line in lines if "--capacity" in line] for lines in (nothing_fits, one_does_not, all_fit)]
-    assert [2, 1, 0] == [len(lines) for lines in found]
-    assert "No image fits into the cache of 4.7 MB: the smallest has 4.7 MB. Raise --capacity." == found[0][0]
-    for line in (found[0][1], found[1][0]):
-        assert line.startswith("shm: 2 of 16 requests found no room and went inline, through the pipes; ")
 
 
 def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -632,31 +605,6 @@ def test_each_mode_keeps_the_capacity_in_bytes_where_it_says() -> None:
         ipc = 0 if mode.name == "none" else 1_234_567
         assert (1_234_567, ipc, 3) == (config.processor_cache_bytes, config.ipc_cache_bytes, config.world_size)
     assert (1_234_567, "a-store") == (config.max_object_bytes, config.shm_name)
-
-
-SMAPS = """\
-7f0000000000-7f0000100000 rw-p 00000000 00:00 0
-Size:               1024 kB
-Rss:                 512 kB
-Pss:                 512 kB
-Pss_Dirty:           512 kB
-Anonymous:           512 kB
-VmFlags: rd wr mr mw me ac
-7f1000000000-7f1000100000 rw-s 00000000 00:1b 4711                       /dev/shm/shmstore-demo-1-ab cd
-Size:               1024 kB
-Rss:                 900 kB
-Pss:                 300 kB
-Anonymous:             0 kB
-7f2000000000-7f2000100000 r-xp 00000000 fe:00 9                          /usr/lib/dev/shm/libc.so
-Pss:                  40 kB
-Anonymous:             8 kB
-ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
-Pss:                   0 kB
-"""
-
-
-def test_memory_is_summed_by_what_it_is_with_only_the_process_s_part_of_a_segment() -> None:
-    assert Memory(own=520 * 1024, segment=300 * 1024, total=852 * 1024) == parse_smaps(SMAPS.splitlines())
 
 
 def test_requests_follow_the_seed_and_ask_for_each_item_once_a_round() -> None:

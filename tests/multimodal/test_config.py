@@ -5,12 +5,12 @@ import os
 import re
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Never, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, StoreNotFoundError, WriterActiveError
+from shmstore import ObjectStoreReader, WriterActiveError
 from shmstore.bindings import store as native
 from shmstore.errors import shown
 from shmstore.multimodal import (
@@ -21,7 +21,6 @@ from shmstore.multimodal import (
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     engine_receiver_cache_from_config,
-    factories,
     processor_cache_from_config,
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
@@ -275,18 +274,6 @@ def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault: 
             if sender.handle.name in part
         )
         assert prefault == (mapped >= 4 * MIB)
-
-
-def test_a_sender_that_cannot_be_made_leaves_no_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(settings: object, writer: object, **options: object) -> Never:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(factories, "ShmObjectStoreSenderCache", fail)
-    name = f"unmade-{os.getpid()}"
-    with pytest.raises(ZeroDivisionError):
-        processor_cache_from_config(config(4 * MIB, cache_type="shm", shm_name=name))
-    with pytest.raises(StoreNotFoundError):
-        ObjectStoreReader.attach(name)
 
 
 @pytest.mark.parametrize("rank", [None, "0", True, 0.0])

@@ -118,19 +118,6 @@ def test_other_types_than_the_engines_are_refused(engine: Engine, bad: Any, name
     assert 0 == sender.make_stats().total
 
 
-def test_a_receiver_takes_items_of_the_engine_only(engine: Engine) -> None:
-    sender, receiver = engine
-    assert 0 == sender.release([picture("a"), None])
-    caches: list[Any] = [sender, *([receiver] if receiver else [])]
-    for cache in caches:
-        with raises(TypeError, names=("MultiModalKwargsItem", "dict")):
-            cache.release([item(8)])
-    if receiver is not None:
-        assert same(picture("b"), receiver.get_and_update_item(picture("b"), "b"))
-        with raises(TypeError, names=("'b'", "dict")):
-            receiver.get_and_update_item(item(8), "b")  # type: ignore[arg-type]
-
-
 # ---- leases that last for the request, and what a worker gets
 
 

@@ -29,53 +29,16 @@ from shmstore.multimodal.values import hashing
 from tests.multimodal.helpers import item, three_tensors
 from tests.support import raises
 
-DIFFERENT: list[Any] = [
-    None,
-    True,
-    False,
-    1,
-    0,
-    -1,
-    2**70,
-    1.0,
-    -0.0,
-    0.0,
-    float("nan"),
-    1 + 0j,
-    "1",
-    b"1",
-    "",
-    b"",
-    [],
-    (),
-    {},
-    [[]],
-    ["ab"],
-    ["a", "b"],
-    ("a", "b"),
-    [["a"], "b"],
-    [["a", "b"]],
-    ["aSb", "c"],
-    ["a", "bSc"],
-    {"a": "b"},
-    {"a": {"b": None}},
-    {"a": None, "b": None},
-    {1: "b"},
-    torch.zeros(2),
-    torch.zeros(1, 2),
-    torch.zeros(2, dtype=torch.int32),
-    torch.zeros(4, dtype=torch.float16),
-    torch.zeros(4, dtype=torch.bfloat16),
-    torch.zeros(0),
-    torch.tensor(0.0),
-    np.zeros(2, np.float32),
-    np.zeros(2, ">f4"),
-    np.float32(1.0),
-    item(3),
-    item(3, fill=2),
-    three_tensors(8),
-    memoryview(b"\1\0\0\0"),
+SCALARS = [None, True, False, 1, 0, -1, 2**70, 1.0, -0.0, 0.0, float("nan"), 1 + 0j, "1", b"1", "", b""]
+LISTS = [[], (), {}, [[]], ["ab"], ["a", "b"], ("a", "b"), [["a"], "b"], [["a", "b"]], ["aSb", "c"], ["a", "bSc"]]
+DICTS: list[Any] = [{"a": "b"}, {"a": {"b": None}}, {"a": None, "b": None}, {1: "b"}]
+TENSORS = [
+    *(torch.zeros(2), torch.zeros(1, 2), torch.zeros(2, dtype=torch.int32)),
+    *(torch.zeros(4, dtype=torch.float16), torch.zeros(4, dtype=torch.bfloat16), torch.zeros(0), torch.tensor(0.0)),
 ]
+ARRAYS = [np.zeros(2, np.float32), np.zeros(2, ">f4"), np.float32(1.0)]
+ITEMS = [item(3), item(3, fill=2), three_tensors(8)]
+DIFFERENT: list[Any] = [*SCALARS, *LISTS, *DICTS, *TENSORS, *ARRAYS, *ITEMS, memoryview(b"\1\0\0\0")]
 
 Size = namedtuple("Size", "height width")
 
@@ -115,25 +78,10 @@ VERSIONED = [
     PurePosixPath("a/b"),
     make_enum("Fit", {"COVER": "cover"}, module="m").COVER,
 ]
-SETTINGS = [
-    torch.float16,
-    torch.bfloat16,
-    np.dtype("<f2"),
-    np.dtype(">f2"),
-    np.dtype("V8"),
-    PurePosixPath("a/b"),
-    PureWindowsPath("a/b"),
-    PurePosixPath("a\\b"),
-    PurePosixPath("torch.float16"),
-    Fit.COVER,
-    Fit.CONTAIN,
-    Fit.HALF,
-    OtherFit.COVER,
-    Flips.ACROSS,
-    Flips.DOWN,
-    Flips.ACROSS | Flips.DOWN,
-    Flips(0),
-]
+DTYPES = [torch.float16, torch.bfloat16, np.dtype("<f2"), np.dtype(">f2"), np.dtype("V8")]
+PATHS = [PurePosixPath("a/b"), PureWindowsPath("a/b"), PurePosixPath("a\\b"), PurePosixPath("torch.float16")]
+FLIPS = [Flips.ACROSS, Flips.DOWN, Flips.ACROSS | Flips.DOWN, Flips(0)]
+SETTINGS = [*DTYPES, *PATHS, Fit.COVER, Fit.CONTAIN, Fit.HALF, OtherFit.COVER, *FLIPS]
 
 
 def test_no_two_different_values_or_settings_of_a_processor_have_one_hash() -> None:

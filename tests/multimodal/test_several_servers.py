@@ -222,18 +222,6 @@ def test_an_item_whose_updates_are_not_stored_is_a_miss_elsewhere(codec: bool) -
         assert [1, 1] == [cache.make_stats().hits for cache in (one, other)]
 
 
-def test_updates_of_an_earlier_object_are_not_those_of_another_servers_object() -> None:
-    """The key is the same, and the object is another one."""
-    settings = settings_of(2)
-    types = replace(MULTIMODAL, encode_updates=lambda updates: None)
-    with shm_sender(settings) as one:
-        with shm_sender(settings, types) as other:
-            other.get_and_update_item((item(10), [update("old")]), "a")
-            other.invalidate("a")
-            one.get_and_update_item((item(20), [update("new")]), "a")
-            assert [update("new")] == other.get_and_update_item(None, "a")[1]
-
-
 def test_what_one_server_removes_is_gone_for_it_at_once_and_soon_for_its_owner() -> None:
     with two() as (one, other):
         for mm_hash in "abc":

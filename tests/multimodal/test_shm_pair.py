@@ -1,9 +1,6 @@
 """The `shm` pair on a real store: rows of the tables, the ring case, batches, leases, prompt updates."""
 
-import gc
 import logging
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Self
@@ -97,34 +94,6 @@ def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates()
             assert mine["pixel_values"].field == got["pixel_values"].field
             assert views + 1 == engine.workers[0].reader.stats().live_views, "no copy"
             del got
-
-
-def calls_of_a_miss(nbytes: int) -> Counter[str]:
-    """Count the calls, of Python and of C, that the sender makes for a miss that evicts one other item."""
-    with Engine(3 * nbytes + 4 * KIB) as engine:
-        for n in range(6):
-            engine.sender.release(
-                [engine.sender.get_and_update_item((three_tensors(nbytes), [update("a")]), f"{n}")[0]]
-            )
-        mine = three_tensors(nbytes), [update("a")]
-        before = engine.sender.writer.stats()
-        calls: Counter[str] = Counter()
-        gc.disable()  # finalizers would be counted
-        sys.setprofile(lambda frame, event, arg: calls.update([event]))
-        try:
-            engine.sender.get_and_update_item(mine, "new")
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        after = engine.sender.writer.stats()
-        assert (1, 1) == (after.puts - before.puts, after.evictions - before.evictions)
-        return calls
-
-
-def test_a_miss_does_the_same_for_an_item_of_any_size_but_for_the_store_s_copy() -> None:
-    small, large = calls_of_a_miss(64 * KIB), calls_of_a_miss(16 * MIB)
-    assert small == large
-    assert 40 < sum(small.values())
 
 
 def test_an_inline_item_passes_through_the_worker() -> None:
@@ -334,24 +303,6 @@ def test_items_of_a_batch_that_are_cached_are_protected_from_the_rest_of_it() ->
             assert [item(120 * KIB)] * 2 == engine.read(outputs, [f"new{_}", "a"])
         assert CacheInfo(4, 11) == engine.sender.make_stats()
         assert engine.fits_whole()  # the protection ended with the batch
-
-
-def test_more_hits_than_lease_entries_are_told_as_missing_and_nothing_is_kept() -> None:
-    with Engine(64 * KIB) as engine:
-        outputs = engine.send(a=10)
-        error = None
-        while error is None:
-            try:
-                outputs += engine.sender.get_and_update([None], ["a"])
-            except CacheMissError as miss:
-                error = miss
-        assert ("a",) == error.mm_hashes
-        full = len(outputs)
-        with pytest.raises(CacheMissError):
-            engine.sender.get_and_update([None, None], ["a", "a"])
-        assert ["inline"] == kinds([engine.sender.get_and_update_item((item(10), []), "a")])
-        assert full == engine.sender.release([sent for sent, _ in outputs])
-        assert ["ref"] == kinds(engine.send(a=10))
 
 
 # --- leases --------------------------------------------------------------------------------------------------------
