@@ -22,7 +22,7 @@ from shmstore.multimodal.factories import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from shmstore.multimodal.values.codec import register as _register
+from shmstore.multimodal.values import codec as _codec  # noqa: F401 it registers the types with the serializer
 from shmstore.multimodal.values.fields import (
     MultiModalBatchedField,
     MultiModalField,
@@ -40,7 +40,6 @@ from shmstore.multimodal.values.items import (
     ResolvedPromptUpdate,
 )
 from shmstore.multimodal.values.types import CacheTypes
-from shmstore.serde import register_type as _register_type
 
 __all__ = [
     "BaseMultiModalProcessorCache",
@@ -73,5 +72,3 @@ __all__ = [
     "processor_only_cache_from_config",
     "worker_receiver_cache_from_config",
 ]
-
-_register(_register_type)

@@ -94,10 +94,21 @@ class MultiModalCacheConfig:
                 raise ValueError(f"{name} must be a bool, not {shown(getattr(self, name))}")
         if self.cache_type not in ("lru", "shm"):
             raise ValueError(f"cache_type must be 'lru' or 'shm', not {shown(self.cache_type)}")
-        for name in ("shm_max_object_size_mb", "world_size", "api_process_count", "data_parallel_size"):
-            self._set_integer(name)
-        if self.shm_max_objects is not None:
-            self._set_integer("shm_max_objects", _MAX_OBJECTS)
+        shared = self.cache_type == "shm"
+        for name, most in (
+            ("shm_max_object_size_mb", math.inf),
+            ("shm_max_objects", _MAX_OBJECTS),
+            ("world_size", _MAX_READERS if shared else math.inf),
+            ("api_process_count", _MAX_WRITERS - self.relay if shared else math.inf),
+            ("data_parallel_size", math.inf),
+        ):
+            number = getattr(self, name)
+            if number is None and name == "shm_max_objects":
+                continue
+            if isinstance(number, bool) or not isinstance(number, Integral) or not 1 <= int(number) <= most:
+                bounds = "of at least 1" if most == math.inf else f"from 1 to {most}"
+                raise ValueError(f"{name} must be an integer {bounds}, not {shown(number)}")
+            object.__setattr__(self, name, int(number))
         if self.shm_name is not None:
             try:
                 checked_name(self.shm_name)
@@ -106,7 +117,7 @@ class MultiModalCacheConfig:
         for name, kind in (("tier_url", str | None), ("tier_namespace", str)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} must be a string, not {kind_of(getattr(self, name))}")
-        if self.cache_type == "shm":
+        if shared:
             self._check_shared()
             return
         for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault", "tier_url", "relay"):
@@ -116,8 +127,6 @@ class MultiModalCacheConfig:
                 raise ValueError(f"{name} is for 'shm' only; with cache_type='lru' it must not be {given}")
 
     def _check_shared(self) -> None:
-        for name, most in (("world_size", _MAX_READERS), ("api_process_count", _MAX_WRITERS - self.relay)):
-            self._set_integer(name, most)
         most = min(_MAX_GROUPS, _MAX_READERS // self.world_size)
         if self.n_engines > most:
             raise ValueError(
@@ -131,13 +140,6 @@ class MultiModalCacheConfig:
             raise ValueError(
                 f"shm_name must be set, because {who} by its name; use one that no other deployment on the host has"
             )
-
-    def _set_integer(self, name: str, most: float = math.inf) -> None:
-        number = getattr(self, name)
-        if isinstance(number, bool) or not isinstance(number, Integral) or not 1 <= int(number) <= most:
-            bounds = "of at least 1" if most == math.inf else f"from 1 to {most}"
-            raise ValueError(f"{name} must be an integer {bounds}, not {shown(number)}")
-        object.__setattr__(self, name, int(number))
 
     @property
     def processor_cache_bytes(self) -> int:

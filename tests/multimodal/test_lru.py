@@ -354,20 +354,6 @@ def test_prompt_updates_of_other_types_count_what_they_hold() -> None:
             assert nbytes <= size - least + 56 <= nbytes + 500, name
 
 
-def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size() -> None:
-    cache: LRUCache[str, int] = LRUCache(100, lambda value: value, max_entries=2)
-    cache.update(a=0, b=0)
-    cache["a"] = 5  # which is there: nothing goes
-    cache["c"] = 0
-    assert (("a", "c"), 5) == (cache.order, cache.currsize)
-    cache.pin("a")
-    cache.pin("c")
-    with pytest.raises(RuntimeError, match="2 of 2 entries"):
-        cache["d"] = 0
-    cache["c"] = 1
-    assert (("a", "c"), 6) == (cache.order, cache.currsize)
-
-
 @pytest.mark.timeout(20)
 def test_a_value_that_contains_itself_is_an_error_and_a_deep_one_is_not() -> None:
     endless: list[object] = []

@@ -110,10 +110,9 @@ class Bounded(Generic[K, V]):
                 found.append(victim)
                 excess -= nbytes
                 too_many -= 1
-        if excess > 0 or too_many > 0:
-            count = len(self.entries) - len(found) - (old is not None)
-            held = f"{count} of {self.max_entries} entries and {excess + self.capacity - size} of {self.capacity}"
-            raise RuntimeError(f"no room for {size}: {held} are pinned (hint: unpin some)")
+        if excess > 0:
+            pinned = excess + self.capacity - size
+            raise RuntimeError(f"no room for {size}: {pinned} of {self.capacity} are pinned (hint: unpin some)")
         return found
 
     def put(self, key: K, value: V, size: float, victims: Iterable[K] | None = None) -> dict[K, tuple[V, float]]:
@@ -149,7 +148,7 @@ class LRUCache(MutableMapping[K, V]):
 
     `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Lookups (`[]`, `get`) and stores are
     uses. `in`, `peek`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity` is a
-    ValueError and evicts nothing. There are never more than `max_entries`. Pinned entries are never evicted. If the
+    ValueError and evicts nothing.  Pinned entries are never evicted. If the
     others do not make room, a store raises RuntimeError and changes nothing.
 
     `on_remove(key, value)` is called, with the lock held, for each entry that has left the cache for any reason. A
@@ -164,10 +163,9 @@ class LRUCache(MutableMapping[K, V]):
         capacity: float,
         getsizeof: Callable[[V], float] | None = None,
         *,
-        max_entries: float = math.inf,
         on_remove: Callable[[K, V], None] | None = None,
     ) -> None:
-        self._held: Bounded[K, V] = Bounded(capacity, max_entries)
+        self._held: Bounded[K, V] = Bounded(capacity)
         self._getsizeof = getsizeof
         self._counts = HitCounter()
         self._on_remove = on_remove

@@ -68,8 +68,7 @@ class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
         """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
 
-        Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
-        missing hashes of the batch. To stay in step, P1 must take the same batch at once (`get_and_update_features`).
+        To stay in step, P1 must take the same batch at once (`get_and_update_features`).
         """
         return self._sent.send(mm_items, mm_hashes, self.types.check_input, self._offer, self._on_hit)
 
@@ -176,8 +175,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
 
-        Raises ValueError if the lengths differ, TypeError for a wrong item or hash (a reference is for the workers),
-        and CacheMissError with all missing hashes of the batch.
+        Raises TypeError for a reference, which is for the workers.
         """
         types = self.types
         with self._guard.lock:

@@ -166,11 +166,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def get_and_update(
         self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
     ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
-        """Do `get_and_update_item` for each, all or nothing: if one fails, no lease is open and no item recorded.
-
-        What is cached stays until the batch is done. Raises ValueError if the lengths differ, TypeError as for one
-        item, and CacheMissError with all missing hashes of the batch.
-        """
+        """Do `get_and_update_item` for each, all or nothing; what is cached stays until the batch is done."""
         check_pairs(mm_items, mm_hashes, self.types.check_input)
         return self._exchange(mm_items, [stored_key(mm_hash) for mm_hash in mm_hashes])
 
@@ -321,17 +317,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before its workers read it; return how many were open.
 
-        Takes what was sent of each item: a reference, or an inline item or None, which have no lease. It is safe after
-        the workers have read, and twice. Raises TypeError for anything else, such as a whole output, and has then ended
-        no lease. Raises StaleRefError for a reference that this sender never gave, after the others.
+        Raises StaleRefError for a reference that this sender never gave, after the others.
         """
         return end_each(self.writer.cancel, self.types.checked_sent(refs))
 
     def assign_group(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
         """Let the leases of what goes to one engine core wait for its workers only; return how many are still open.
 
-        Call it before the request is sent; again with the same core does nothing. Raises TypeError as `release` does,
-        and ValueError if there is no such core, or if one of the leases waits for another one already.
+        Again with the same core does nothing. Raises ValueError if there is no such core, or if one of the leases waits
+        for another one already.
         """
         engine = int_of("engine (below data_parallel_size)", engine, 0, len(self.writer.groups) - 1)
         return end_each(lambda ref: self.writer.assign_group(ref, engine), self.types.checked_sent(sent))

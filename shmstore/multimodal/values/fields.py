@@ -146,10 +146,8 @@ class MultiModalFlatField(MultiModalField):
                 raise ValueError(
                     f"flat data must be one tensor, not {type(data).__name__}, to be sliced beyond the first dimension"
                 )
-            if isinstance(data, (str, bytes)) or not isinstance(data, (Sequence, np.ndarray)):
-                raise ValueError(f"flat data must be a tensor or a sequence, not {type(data).__name__}")
-            if isinstance(data, np.ndarray) and data.ndim == 0:
-                raise ValueError("flat data must have a first dimension, not 0 dimensions")
+            if isinstance(data, (str, bytes)) or not isinstance(data, (Sequence, np.ndarray)) or not np.ndim(data):
+                raise ValueError(f"flat data must be a tensor or a sequence of items, not {type(data).__name__}")
             self._check_ends((len(data),), 0)
             return [data[cut] for cut in cuts]
         if not -data.ndim <= self.dim < data.ndim:
@@ -229,12 +227,8 @@ class MultiModalFieldElem:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MultiModalFieldElem):
             return NotImplemented
-        return (
-            self.modality == other.modality
-            and self.key == other.key
-            and self.field == other.field
-            and nested_equal(self.data, other.data)
-        )
+        mine, theirs = (self.modality, self.key, self.field), (other.modality, other.key, other.field)
+        return mine == theirs and nested_equal(self.data, other.data)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

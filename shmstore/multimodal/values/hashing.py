@@ -22,7 +22,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import PurePath, PureWindowsPath
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -34,10 +34,8 @@ from shmstore.multimodal.values.items import MultiModalKwargsItem
 __all__ = ["hash_item"]
 
 Algorithm = Literal["blake3", "sha256", "sha512"]
-
-
-class _Hasher(Protocol):
-    def update(self, data: Any, /) -> object: ...
+_Write: TypeAlias = Callable[[Any], object]
+"""`update` of a hasher."""
 
 
 def _find_hashers() -> dict[str | None, Callable[[], Any]]:
@@ -97,27 +95,27 @@ def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: ob
     hasher = _hasher_of(algorithm)()
     for part, path in ((value, "value"), (kwargs, "kwargs")):
         try:
-            _feed(hasher, part, path)
+            _feed(hasher.update, part, path)
         except RecursionError:  # without its thousand frames
             raise NestingError(f"{path} is nested too deeply, or contains itself") from None
     return str(hasher.hexdigest())
 
 
-def _frame(hasher: _Hasher, tag: bytes, body: Any, nbytes: int) -> None:
-    hasher.update(tag + _pack_length(nbytes))
-    hasher.update(body)
+def _frame(write: _Write, tag: bytes, body: Any, nbytes: int) -> None:
+    write(tag + _pack_length(nbytes))
+    write(body)
 
 
-def _feed_bytes(hasher: _Hasher, tag: bytes, body: bytes) -> None:
-    _frame(hasher, tag, body, len(body))
+def _feed_bytes(write: _Write, tag: bytes, body: bytes) -> None:
+    _frame(write, tag, body, len(body))
 
 
-def _feed_tensor(hasher: _Hasher, tensor: torch.Tensor, path: str) -> None:
+def _feed_tensor(write: _Write, tensor: torch.Tensor, path: str) -> None:
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         raise TypeError(f"{path}: cannot hash a tensor that is sparse, nested, quantised or without data")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    _feed_bytes(hasher, b"T", f"{plain.dtype}{tuple(plain.shape)}".encode())
-    _frame(hasher, b"d", plain.reshape(-1).view(torch.uint8).numpy().data, plain.nbytes)
+    _feed_bytes(write, b"T", f"{plain.dtype}{tuple(plain.shape)}".encode())
+    _frame(write, b"d", plain.reshape(-1).view(torch.uint8).numpy().data, plain.nbytes)
 
 
 def _describe_dtype(dtype: np.dtype[Any], path: str) -> str:
@@ -130,12 +128,12 @@ def _describe_dtype(dtype: np.dtype[Any], path: str) -> str:
     return dtype.str if dtype.type.__module__ == "numpy" else f"{dtype.str}{[dtype.name]}"
 
 
-def _feed_array(hasher: _Hasher, array: np.ndarray[Any, Any], path: str) -> None:
+def _feed_array(write: _Write, array: np.ndarray[Any, Any], path: str) -> None:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{path}: cannot hash a masked array (hint: pass its data and its mask, or array.filled())")
-    _feed_bytes(hasher, b"A", f"{_describe_dtype(array.dtype, path)}{array.shape}".encode())
+    _feed_bytes(write, b"A", f"{_describe_dtype(array.dtype, path)}{array.shape}".encode())
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    _frame(hasher, b"d", data.data, data.nbytes)
+    _frame(write, b"d", data.data, data.nbytes)
 
 
 def _count_frames(image: Any) -> int:
@@ -145,7 +143,7 @@ def _count_frames(image: Any) -> int:
         return 1
 
 
-def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
+def _feed_image(write: _Write, image: Any, path: str) -> None:
     try:
         frames, seen = _count_frames(image), None
         if frames == 1:
@@ -157,9 +155,9 @@ def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
     if seen is None:
         raise TypeError(f"{path}: cannot hash an image of {frames} frames (hint: pass image.copy() of one)")
     form, looks, pixels = seen
-    _feed_bytes(hasher, b"P", form.encode())
-    _feed_bytes(hasher, b"p", repr(looks).encode())
-    _feed_bytes(hasher, b"d", pixels)
+    _feed_bytes(write, b"P", form.encode())
+    _feed_bytes(write, b"p", repr(looks).encode())
+    _feed_bytes(write, b"d", pixels)
 
 
 def _look_at(image: Any) -> tuple[str, tuple[object, ...], bytes]:
@@ -187,27 +185,19 @@ def _describe_field(field: MultiModalField) -> str:
     return f"{type(field).__name__}{field.dim if isinstance(field, MultiModalFlatField) else ''}"
 
 
-def _feed_pairs(hasher: _Hasher, tag: bytes, pairs: dict[Any, Any], path: str) -> None:
+def _feed_pairs(write: _Write, tag: bytes, pairs: dict[Any, Any], path: str) -> None:
     encoded = []
     for key, value in pairs.items():
         if not isinstance(key, (str, bytes, int, float, tuple, type(None))):
             raise TypeError(f"{path}: cannot hash a key of {type(key).__name__}")
-        recorder = _Recorder()
-        _feed(recorder, key, cut(f"{path}[{shown(key)}]"))
-        encoded.append((bytes(recorder.stream), key, value))
+        name = bytearray()
+        _feed(name.extend, key, cut(f"{path}[{shown(key)}]"))
+        encoded.append((bytes(name), key, value))
     encoded.sort(key=lambda entry: entry[0])
-    hasher.update(tag + _pack_length(len(encoded)))
+    write(tag + _pack_length(len(encoded)))
     for stream, key, value in encoded:
-        hasher.update(stream)
-        _feed(hasher, value, cut(f"{path}[{shown(key)}]"))
-
-
-class _Recorder:
-    def __init__(self) -> None:
-        self.stream = bytearray()
-
-    def update(self, data: Any, /) -> None:
-        self.stream += data
+        write(stream)
+        _feed(write, value, cut(f"{path}[{shown(key)}]"))
 
 
 def _is_image(value: object) -> bool:
@@ -215,19 +205,19 @@ def _is_image(value: object) -> bool:
     return pillow is not None and isinstance(value, pillow.Image)
 
 
-def _feed_path(hasher: _Hasher, value: PurePath) -> None:
+def _feed_path(write: _Write, value: PurePath) -> None:
     kind = b"w" if isinstance(value, PureWindowsPath) else b"/"
-    _feed_bytes(hasher, kind, str(value).encode("utf-8", "surrogatepass"))
+    _feed_bytes(write, kind, str(value).encode("utf-8", "surrogatepass"))
 
 
-def _feed_enum(hasher: _Hasher, member: enum.Enum, path: str) -> None:
+def _feed_enum(write: _Write, member: enum.Enum, path: str) -> None:
     # In a spawned process, the main module has another name.
     cls = type(member)
     module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
-    hasher.update(b"E")
+    write(b"E")
     for part in (module, cls.__qualname__, member.name):  # a combination of flags may have no name
-        _feed(hasher, part, path)
-    _feed(hasher, member.value, f"{path}.value")
+        _feed(write, part, path)
+    _feed(write, member.value, f"{path}.value")
 
 
 def _hint(value: object) -> str:
@@ -246,48 +236,48 @@ def _hint(value: object) -> str:
     return "pass plain data that identifies it (text, numbers, tensors, lists, dicts), or leave it out"
 
 
-def _feed(hasher: _Hasher, value: Any, path: str) -> None:
+def _feed(write: _Write, value: Any, path: str) -> None:
     if isinstance(value, torch.Tensor):
-        _feed_tensor(hasher, value, path)
+        _feed_tensor(write, value, path)
     elif isinstance(value, np.ndarray):
-        _feed_array(hasher, value, path)
+        _feed_array(write, value, path)
     elif isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
-        _feed_array(hasher, np.asarray(value), path)
+        _feed_array(write, np.asarray(value), path)
     elif value is None:
-        hasher.update(b"N")
+        write(b"N")
     elif isinstance(value, bool):
-        hasher.update(b"+" if value else b"-")
+        write(b"+" if value else b"-")
     elif isinstance(value, int):
-        _feed_bytes(hasher, b"I", b"%d" % value)
+        _feed_bytes(write, b"I", b"%d" % value)
     elif isinstance(value, float):
-        _feed_bytes(hasher, b"F", _pack_float(value))
+        _feed_bytes(write, b"F", _pack_float(value))
     elif isinstance(value, complex):
-        _feed_bytes(hasher, b"C", _pack_float(value.real) + _pack_float(value.imag))
+        _feed_bytes(write, b"C", _pack_float(value.real) + _pack_float(value.imag))
     elif isinstance(value, str):
-        _feed_bytes(hasher, b"S", value.encode("utf-8", "surrogatepass"))
+        _feed_bytes(write, b"S", value.encode("utf-8", "surrogatepass"))
     elif isinstance(value, (bytes, bytearray)) or (
         isinstance(value, memoryview) and value.format == "B" and value.ndim == 1
     ):
-        _feed_bytes(hasher, b"B", bytes(value))
+        _feed_bytes(write, b"B", bytes(value))
     elif isinstance(value, (list, tuple)):
-        hasher.update((b"L" if isinstance(value, list) else b"U") + _pack_length(len(value)))
+        write((b"L" if isinstance(value, list) else b"U") + _pack_length(len(value)))
         for index, part in enumerate(value):
-            _feed(hasher, part, f"{path}[{index}]")
+            _feed(write, part, f"{path}[{index}]")
     elif isinstance(value, dict):
-        _feed_pairs(hasher, b"D", value, path)
+        _feed_pairs(write, b"D", value, path)
     elif isinstance(value, MultiModalKwargsItem):
-        _feed_bytes(hasher, b"M", value.modality.encode())
-        _feed_pairs(hasher, b"D", value.get_data(), path)
-        _feed_pairs(hasher, b"D", {key: _describe_field(elem.field) for key, elem in value.items()}, path)
+        _feed_bytes(write, b"M", value.modality.encode())
+        _feed_pairs(write, b"D", value.get_data(), path)
+        _feed_pairs(write, b"D", {key: _describe_field(elem.field) for key, elem in value.items()}, path)
     elif _is_image(value):
-        _feed_image(hasher, value, path)
+        _feed_image(write, value, path)
     elif isinstance(value, torch.dtype):
-        _feed_bytes(hasher, b"t", str(value).encode())
+        _feed_bytes(write, b"t", str(value).encode())
     elif isinstance(value, np.dtype):
-        _feed_bytes(hasher, b"n", f"{_describe_dtype(value, path)}()".encode())
+        _feed_bytes(write, b"n", f"{_describe_dtype(value, path)}()".encode())
     elif isinstance(value, PurePath):
-        _feed_path(hasher, value)
+        _feed_path(write, value)
     elif isinstance(value, enum.Enum):
-        _feed_enum(hasher, value, path)
+        _feed_enum(write, value, path)
     else:
         raise TypeError(f"{path}: cannot hash {type(value).__name__} (hint: {_hint(value)})")

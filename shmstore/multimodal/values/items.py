@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -40,14 +41,11 @@ def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
     Such a view keeps the whole memory alive, and is pickled with its whole storage. One image would keep its batch, for
     example. Returns `item` itself if it has no such view.
     """
-    changed = False
     elems: dict[str, MultiModalFieldElem] = {}
     for key, elem in item._elems.items():
         data = alone(elem.data)
-        if data is not elem.data:
-            elem, changed = dataclasses.replace(elem, data=data), True
-        elems[key] = elem
-    return type(item)(elems) if changed else item
+        elems[key] = elem if data is elem.data else dataclasses.replace(elem, data=data)
+    return item if all(map(is_, elems.values(), item._elems.values())) else type(item)(elems)
 
 
 class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
@@ -74,13 +72,12 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
                     f"elems[{shown(key)}] must be a MultiModalFieldElem, not {type(elem).__name__} "
                     "(hint: make elements from data with MultiModalKwargsItems.from_hf_inputs)"
                 )
+            if key != elem.key:
+                raise ValueError(f"elems[{shown(key)}] must have its own key, not {shown(elem.key)}")
         modalities = {elem.modality for elem in elems.values()}
         if len(modalities) != 1:
             found = listed(sorted(map(shown, modalities))) or "none"
             raise ValueError(f"elems must have one modality, not {found}")
-        for key, elem in elems.items():
-            if key != elem.key:
-                raise ValueError(f"elems[{shown(key)}] must have its own key, not {shown(elem.key)}")
         self._elems = dict(elems)
         self._modality = next(iter(modalities))
 

@@ -48,13 +48,9 @@ def leaves(value: object) -> Iterator[Any]:
 
 def leaf_size(leaf: Any) -> int:
     """Return the bytes of a leaf; UnsupportedValueError (TypeError) for a sparse tensor."""
-    if isinstance(leaf, torch.Tensor):
-        if leaf.layout is not torch.strided:
-            raise UnsupportedValueError(
-                f"no serializer for a tensor of layout {leaf.layout}", hint="store tensor.to_dense()"
-            )
-        return leaf.nbytes
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, (torch.Tensor, np.ndarray)):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            raise UnsupportedValueError(f"no serializer for a tensor of layout {leaf.layout}", hint=advice_for(leaf))
         return leaf.nbytes
     if isinstance(leaf, str):
         return _TEXT_SIZE + (len(leaf) if leaf.isascii() else len(leaf.encode("utf-8", "surrogatepass")))
