@@ -146,8 +146,10 @@ class MultiModalFlatField(MultiModalField):
                 raise ValueError(
                     f"flat data must be one tensor, not {type(data).__name__}, to be sliced beyond the first dimension"
                 )
-            if isinstance(data, (str, bytes)) or not isinstance(data, (Sequence, np.ndarray)) or not np.ndim(data):
-                raise ValueError(f"flat data must be a tensor or a sequence of items, not {type(data).__name__}")
+            if isinstance(data, (str, bytes)) or not isinstance(data, (Sequence, np.ndarray)):
+                raise ValueError(f"flat data must be a tensor or a sequence, not {type(data).__name__}")
+            if isinstance(data, np.ndarray) and data.ndim == 0:
+                raise ValueError("flat data must have a first dimension, not 0 dimensions")
             self._check_ends((len(data),), 0)
             return [data[cut] for cut in cuts]
         if not -data.ndim <= self.dim < data.ndim:
