@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmstore.errors import (
     CacheMissError,
@@ -55,16 +55,13 @@ from shmstore.multimodal.values.types import (
     ReceiverInput,
     UpdatesT,
 )
-from shmstore.refs import trusted_ref
+from shmstore.refs import StoreHandle, trusted_ref
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import MAX_KEY, int_of, stored_key
 from shmstore.store.batch import internals_of
 from shmstore.store.kinds import number_of
-
-if TYPE_CHECKING:
-    from shmstore.refs import StoreHandle
-    from shmstore.store.writer import Batch
-    from shmstore.tiers import StoreTier
+from shmstore.store.writer import Batch
+from shmstore.tiers import StoreTier
 
 __all__ = ["ShmObjectStoreSenderCache"]
 

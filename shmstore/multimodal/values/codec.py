@@ -41,8 +41,6 @@ from shmstore.multimodal.values.items import (
 )
 from shmstore.serde import register_type
 
-__all__: list[str] = []
-
 T = TypeVar("T")
 
 _BATCHED = MultiModalBatchedField()
@@ -216,8 +214,7 @@ def _range_to_tree(position: PlaceholderRange) -> list[Any]:
 
 
 def _range_from_tree(tree: Any) -> PlaceholderRange:
-    offset, length, is_embed = _list_of(3, tree)
-    return PlaceholderRange(offset, length, is_embed)
+    return PlaceholderRange(*_list_of(3, tree))
 
 
 def _update_to_tree(update: ResolvedPromptUpdate) -> list[Any]:
@@ -225,8 +222,7 @@ def _update_to_tree(update: ResolvedPromptUpdate) -> list[Any]:
 
 
 def _update_from_tree(tree: Any) -> ResolvedPromptUpdate:
-    modality, item_idx, mode, target, content = _list_of(5, tree)
-    return ResolvedPromptUpdate(modality, item_idx, mode, target, content)
+    return ResolvedPromptUpdate(*_list_of(5, tree))
 
 
 _TYPES: tuple[tuple[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]], ...] = (

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 
 from shmstore.errors import NestingError, cut, shown
-from shmstore.multimodal.values.fields import MultiModalField, MultiModalFlatField
 from shmstore.multimodal.values.items import MultiModalKwargsItem
 
 __all__ = ["hash_item"]
@@ -181,10 +180,6 @@ def _orientation_of(image: Any) -> Any:
         return 1
 
 
-def _describe_field(field: MultiModalField) -> str:
-    return f"{type(field).__name__}{field.dim if isinstance(field, MultiModalFlatField) else ''}"
-
-
 def _feed_pairs(write: _Write, tag: bytes, pairs: dict[Any, Any], path: str) -> None:
     encoded = []
     for key, value in pairs.items():
@@ -203,11 +198,6 @@ def _feed_pairs(write: _Write, tag: bytes, pairs: dict[Any, Any], path: str) -> 
 def _is_image(value: object) -> bool:
     pillow = sys.modules.get("PIL.Image")  # no image exists before Pillow is imported
     return pillow is not None and isinstance(value, pillow.Image)
-
-
-def _feed_path(write: _Write, value: PurePath) -> None:
-    kind = b"w" if isinstance(value, PureWindowsPath) else b"/"
-    _feed_bytes(write, kind, str(value).encode("utf-8", "surrogatepass"))
 
 
 def _feed_enum(write: _Write, member: enum.Enum, path: str) -> None:
@@ -268,7 +258,8 @@ def _feed(write: _Write, value: Any, path: str) -> None:
     elif isinstance(value, MultiModalKwargsItem):
         _feed_bytes(write, b"M", value.modality.encode())
         _feed_pairs(write, b"D", value.get_data(), path)
-        _feed_pairs(write, b"D", {key: _describe_field(elem.field) for key, elem in value.items()}, path)
+        fields = {key: f"{type(elem.field).__name__}{getattr(elem.field, 'dim', '')}" for key, elem in value.items()}
+        _feed_pairs(write, b"D", fields, path)
     elif _is_image(value):
         _feed_image(write, value, path)
     elif isinstance(value, torch.dtype):
@@ -276,7 +267,8 @@ def _feed(write: _Write, value: Any, path: str) -> None:
     elif isinstance(value, np.dtype):
         _feed_bytes(write, b"n", f"{_describe_dtype(value, path)}()".encode())
     elif isinstance(value, PurePath):
-        _feed_path(write, value)
+        kind = b"w" if isinstance(value, PureWindowsPath) else b"/"
+        _feed_bytes(write, kind, str(value).encode("utf-8", "surrogatepass"))
     elif isinstance(value, enum.Enum):
         _feed_enum(write, value, path)
     else:
