@@ -28,7 +28,7 @@ from shmstore.multimodal import (
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
 )
-from shmstore.multimodal.caches import lru, lru_pair, mirrored, shadow, shm_receiver, shm_sender
+from shmstore.multimodal.caches import lru, lru_pair, shadow, shm_receiver, shm_sender
 from shmstore.multimodal.caches import stored_updates as stored
 from shmstore.multimodal.values.sizes import updates_size
 from shmstore.scheduler import (
@@ -56,7 +56,7 @@ def files_of(*modules: Any) -> list[str]:
 
 BINDINGS = files_of(native, batch, handles, hidden)
 STORE = [*BINDINGS, *files_of(opening, writer_module, reader_module, holds, refs, shm_sender, shm_receiver, stored)]
-LRU = files_of(shadow, lru, lru_pair, mirrored)
+LRU = files_of(shadow, lru, lru_pair)
 MANAGERS = files_of(block_hasher, blockhash, encoder_cache, hashlist, kv_cache_manager, kvcache, requests)
 VALUE = np.zeros(9, np.uint8)
 
@@ -302,7 +302,7 @@ GIVE: dict[Any, Callable[..., object]] = {
     lru_pair.MultiModalProcessorOnlyCache: send,
     lru_pair.MultiModalProcessorSenderCache: send,
     lru_pair.MultiModalReceiverCache: lambda c, items, hashes: c.get_and_update(items, [*hashes]),
-    mirrored.MirroredProcessingCache: lambda c, items, hashes: c.get_and_update_p0(items, [*hashes]),
+    lru_pair.MirroredProcessingCache: lambda c, items, hashes: c.get_and_update_p0(items, [*hashes]),
 }
 
 
@@ -334,7 +334,7 @@ CACHE_CALLS: list[tuple[Any, str, Callable[[Any], object]]] = [
     (lru_pair.MultiModalProcessorSenderCache, "touch", lambda c: c.touch_sender_cache_item("b")),
     (lru_pair.MultiModalProcessorSenderCache, "invalidate", lambda c: c.invalidate(["c"])),
     (lru_pair.MultiModalReceiverCache, "clear", lambda c: c.clear_cache()),
-    (mirrored.MirroredProcessingCache, "reset", lambda c: c.reset()),
+    (lru_pair.MirroredProcessingCache, "reset", lambda c: c.reset()),
 ]  # fmt: skip
 
 

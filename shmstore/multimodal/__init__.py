@@ -8,11 +8,11 @@ from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMu
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru import LRUCache, MultiModalCache
 from shmstore.multimodal.caches.lru_pair import (
+    MirroredProcessingCache,
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
 )
-from shmstore.multimodal.caches.mirrored import MirroredProcessingCache
 from shmstore.multimodal.caches.shm_receiver import ShmObjectStoreReceiverCache
 from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig
