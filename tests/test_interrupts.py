@@ -28,7 +28,7 @@ from shmstore.multimodal import (
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
 )
-from shmstore.multimodal.caches import lru, lru_pair, mirrored, processor_only, shadow, shm_receiver, shm_sender
+from shmstore.multimodal.caches import lru, lru_pair, shadow, shm_receiver, shm_sender
 from shmstore.multimodal.caches import stored_updates as stored
 from shmstore.multimodal.values.sizes import updates_size
 from shmstore.scheduler import (
@@ -56,7 +56,7 @@ def files_of(*modules: Any) -> list[str]:
 
 BINDINGS = files_of(native, batch, handles, hidden)
 STORE = [*BINDINGS, *files_of(opening, writer_module, reader_module, holds, refs, shm_sender, shm_receiver, stored)]
-LRU = files_of(shadow, lru, lru_pair, mirrored, processor_only)
+LRU = files_of(shadow, lru, lru_pair)
 MANAGERS = files_of(block_hasher, blockhash, encoder_cache, hashlist, kv_cache_manager, kvcache, requests)
 VALUE = np.zeros(9, np.uint8)
 
@@ -299,10 +299,10 @@ def send(cache: Any, items: list[Any], mm_hashes: str) -> None:
 
 UPDATES = updates_size([update("a")], "a")
 GIVE: dict[Any, Callable[..., object]] = {
-    processor_only.MultiModalProcessorOnlyCache: send,
+    lru_pair.MultiModalProcessorOnlyCache: send,
     lru_pair.MultiModalProcessorSenderCache: send,
     lru_pair.MultiModalReceiverCache: lambda c, items, hashes: c.get_and_update(items, [*hashes]),
-    mirrored.MirroredProcessingCache: lambda c, items, hashes: c.get_and_update_p0(items, [*hashes]),
+    lru_pair.MirroredProcessingCache: lambda c, items, hashes: c.get_and_update_p0(items, [*hashes]),
 }
 
 
@@ -329,12 +329,12 @@ CACHE_CALLS: list[tuple[Any, str, Callable[[Any], object]]] = [
         "touch": lambda c: c.touch("a"), "stat": lambda c: c.stat(delta=True), "clear": lambda c: c.clear(),
     }.items()),
     *((kind, "batch", full_batch) for kind in GIVE),
-    (processor_only.MultiModalProcessorOnlyCache, "clear", lambda c: c.clear_cache()),
+    (lru_pair.MultiModalProcessorOnlyCache, "clear", lambda c: c.clear_cache()),
     (lru_pair.MultiModalProcessorSenderCache, "clear", lambda c: c.clear_cache()),
     (lru_pair.MultiModalProcessorSenderCache, "touch", lambda c: c.touch_sender_cache_item("b")),
     (lru_pair.MultiModalProcessorSenderCache, "invalidate", lambda c: c.invalidate(["c"])),
     (lru_pair.MultiModalReceiverCache, "clear", lambda c: c.clear_cache()),
-    (mirrored.MirroredProcessingCache, "reset", lambda c: c.reset()),
+    (lru_pair.MirroredProcessingCache, "reset", lambda c: c.reset()),
 ]  # fmt: skip
 
 

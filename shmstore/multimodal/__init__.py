@@ -7,9 +7,12 @@ which, and the factories build them.
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru import LRUCache, MultiModalCache
-from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
-from shmstore.multimodal.caches.mirrored import MirroredProcessingCache
-from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache
+from shmstore.multimodal.caches.lru_pair import (
+    MirroredProcessingCache,
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+)
 from shmstore.multimodal.caches.shm_receiver import ShmObjectStoreReceiverCache
 from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig
@@ -19,7 +22,7 @@ from shmstore.multimodal.factories import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from shmstore.multimodal.values.codec import register as _register
+from shmstore.multimodal.values import codec as _codec  # noqa: F401 it registers the types with the serializer
 from shmstore.multimodal.values.fields import (
     MultiModalBatchedField,
     MultiModalField,
@@ -37,7 +40,6 @@ from shmstore.multimodal.values.items import (
     ResolvedPromptUpdate,
 )
 from shmstore.multimodal.values.types import CacheTypes
-from shmstore.serde import register_type as _register_type
 
 __all__ = [
     "BaseMultiModalProcessorCache",
@@ -70,5 +72,3 @@ __all__ = [
     "processor_only_cache_from_config",
     "worker_receiver_cache_from_config",
 ]
-
-_register(_register_type)

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from shmstore.errors import kind_of, shown
+from shmstore.store.arguments import checked_name
 
 __all__ = ["GIB", "MultiModalCacheConfig"]
 
@@ -19,7 +20,7 @@ GIB = 1 << 30
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 32  # more than any machine has; its bytes still fit 64 bits
 # The bounds of the store; a test compares them.
-_MAX_READERS, _MAX_WRITERS, _MAX_GROUPS, _MAX_NAME, _MAX_OBJECTS = 256, 64, 255, 200, 1 << 24
+_MAX_READERS, _MAX_WRITERS, _MAX_GROUPS, _MAX_OBJECTS = 256, 64, 255, 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,33 +82,42 @@ class MultiModalCacheConfig:
             size = getattr(self, name)
             if size is None and name == "ipc_cache_gb":
                 continue
-            if isinstance(size, bool) or not isinstance(size, Real):
+            if type(size) is bool or not issubclass(type(size), Real):
                 raise ValueError(f"{name} must be a number of GiB, not {shown(size)}")
-            if not isinstance(size, (int, float)):  # such as NumPy's, whose products keep their few bits
-                size = _float(size)
-                object.__setattr__(self, name, size)
             if not 0 <= size <= _MAX_GB:  # also false for a NaN
                 raise ValueError(f"{name} must be from 0 (off) to {_MAX_GB} GiB, not {shown(size)}")
-            if size and not round(size * GIB):
+            if size and not round(float(size) * GIB):
                 raise ValueError(f"{name} must be 0 (off) or at least one byte, not {shown(size)} GiB")
+            object.__setattr__(self, name, float(size))  # the products of NumPy's numbers keep their few bits
         for name in ("data_parallel_external_lb", "supports_multimodal", "shm_prefault", "relay"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be a bool, not {shown(getattr(self, name))}")
         if self.cache_type not in ("lru", "shm"):
             raise ValueError(f"cache_type must be 'lru' or 'shm', not {shown(self.cache_type)}")
-        for name in ("shm_max_object_size_mb", "world_size", "api_process_count", "data_parallel_size"):
-            self._set_integer(name)
-        if self.shm_max_objects is not None:
-            self._set_integer("shm_max_objects", _MAX_OBJECTS)
-        if self.shm_name is not None and not _is_name(self.shm_name):
-            raise ValueError(
-                f"shm_name must have 1 to {_MAX_NAME} bytes in UTF-8, no slash and no NUL, and not be . or .., "
-                f"not {shown(self.shm_name)}"
-            )
+        shared = self.cache_type == "shm"
+        for name, most in (
+            ("shm_max_object_size_mb", math.inf),
+            ("shm_max_objects", _MAX_OBJECTS),
+            ("world_size", _MAX_READERS if shared else math.inf),
+            ("api_process_count", _MAX_WRITERS - self.relay if shared else math.inf),
+            ("data_parallel_size", math.inf),
+        ):
+            number = getattr(self, name)
+            if number is None and name == "shm_max_objects":
+                continue
+            if isinstance(number, bool) or not isinstance(number, Integral) or not 1 <= int(number) <= most:
+                bounds = "of at least 1" if most == math.inf else f"from 1 to {most}"
+                raise ValueError(f"{name} must be an integer {bounds}, not {shown(number)}")
+            object.__setattr__(self, name, int(number))
+        if self.shm_name is not None:
+            try:
+                checked_name(self.shm_name)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"shm_name cannot be {shown(self.shm_name)}: {error}") from None
         for name, kind in (("tier_url", str | None), ("tier_namespace", str)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} must be a string, not {kind_of(getattr(self, name))}")
-        if self.cache_type == "shm":
+        if shared:
             self._check_shared()
             return
         for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault", "tier_url", "relay"):
@@ -117,8 +127,6 @@ class MultiModalCacheConfig:
                 raise ValueError(f"{name} is for 'shm' only; with cache_type='lru' it must not be {given}")
 
     def _check_shared(self) -> None:
-        for name, most in (("world_size", _MAX_READERS), ("api_process_count", _MAX_WRITERS - self.relay)):
-            self._set_integer(name, most)
         most = min(_MAX_GROUPS, _MAX_READERS // self.world_size)
         if self.n_engines > most:
             raise ValueError(
@@ -132,13 +140,6 @@ class MultiModalCacheConfig:
             raise ValueError(
                 f"shm_name must be set, because {who} by its name; use one that no other deployment on the host has"
             )
-
-    def _set_integer(self, name: str, most: float = math.inf) -> None:
-        number = getattr(self, name)
-        if isinstance(number, bool) or not isinstance(number, Integral) or not 1 <= int(number) <= most:
-            bounds = "of at least 1" if most == math.inf else f"from 1 to {most}"
-            raise ValueError(f"{name} must be an integer {bounds}, not {shown(number)}")
-        object.__setattr__(self, name, int(number))
 
     @property
     def processor_cache_bytes(self) -> int:
@@ -184,52 +185,47 @@ class MultiModalCacheConfig:
 
     def describe(self) -> str:
         """Return what each kind of process keeps and the most memory that it takes, one line for each."""
-        p0, p1, workers = self._processes()
-        if not self.processor_cache_enabled:
-            why = "processor_cache_gb is 0" if self.supports_multimodal else "the model takes text only"
-            return (
-                f"No multi-modal cache: {why}. Each item is preprocessed and sent every time.\n"
-                f"{_together(p0, p1, workers)}: nothing."
-            )
-        processor, ipc = _gib(self.processor_cache_bytes), _gib(self.ipc_cache_bytes)
-        if not self.ipc_cache_enabled:
-            return (
-                f"Processor cache only: {self._why_no_ipc()}. "
-                "No item in it is preprocessed twice; each item is sent every time.\n"
-                f"{p0}: up to {processor} of items and prompt updates.\n{_together(p1, workers)}: nothing."
-            )
-        if self.cache_type == "lru":
-            return (
-                "Processor and IPC cache, in the engine core's memory: no item in it is preprocessed or sent twice.\n"
-                f"{p0}: keys, sizes and up to {processor} of prompt updates; no tensors.\n"
-                f"{p1}: up to {ipc} of items.\n{workers}: nothing; items reach them from the engine core each time."
-            )
-        segment = f"one segment of {ipc}"
-        if self.n_writers > 1:
-            together = _gib(self.n_writers * self.ipc_cache_bytes)
-            segment = f"its part, {ipc}, of one segment of {together}"
-        return (
-            "Processor and IPC cache, in shared memory: no item in it is preprocessed or sent twice.\n"
-            f"{p0}: writes {segment}, allocated in /dev/shm at the start and shared by all processes, "
-            f"and keeps up to {processor} of prompt updates. {self._entries()}. "
-            f"Items over {_gib(self.max_object_bytes)}, and items without room or an entry, are sent inline and not "
-            "cached.\n"
-            f"{p1}: nothing; it forwards references.\n{workers}: the same segment, mapped; no copy of an item."
-            + (f"\nRelay: its part of the segment, {ipc}, for the items of other hosts." if self.relay else "")
-        )
-
-    def _entries(self) -> str:
-        has = "The segment has" if self.n_writers == 1 else "Each part has"
-        if self.shm_max_objects is not None:
-            return f"{has} entries for {self.shm_max_objects} items (shm_max_objects)"
-        return f"{has} one entry for each 16 KiB, from 256 to 1048576 (shm_max_objects)"
-
-    def _processes(self) -> tuple[str, str, str]:
         p0 = "API server" if self.api_process_count == 1 else f"Each of {self.api_process_count} API servers"
         p1 = "Engine core" if self.data_parallel_size == 1 else f"Each of {self.data_parallel_size} engine cores"
         all_workers = self.world_size * self.data_parallel_size
         workers = "Worker" if all_workers == 1 else f"Each of {all_workers} workers"
-        return p0, p1, workers
+        keeps = {p0: "nothing", p1: "nothing", workers: "nothing"}
+        processor, ipc = _gib(self.processor_cache_bytes), _gib(self.ipc_cache_bytes)
+        if not self.processor_cache_enabled:
+            why = "processor_cache_gb is 0" if self.supports_multimodal else "the model takes text only"
+            summary = f"No multi-modal cache: {why}. Each item is preprocessed and sent every time."
+        elif not self.ipc_cache_enabled:
+            summary = (
+                f"Processor cache only: {self._why_no_ipc()}. "
+                "No item in it is preprocessed twice; each item is sent every time."
+            )
+            keeps[p0] = f"up to {processor} of items and prompt updates"
+        elif self.cache_type == "lru":
+            summary = (
+                "Processor and IPC cache, in the engine core's memory: no item in it is preprocessed or sent twice."
+            )
+            keeps[p0] = f"keys, sizes and up to {processor} of prompt updates; no tensors"
+            keeps[p1] = f"up to {ipc} of items"
+            keeps[workers] = "nothing; items reach them from the engine core each time"
+        else:
+            summary = "Processor and IPC cache, in shared memory: no item in it is preprocessed or sent twice."
+            segment, has = f"one segment of {ipc}", "The segment has"
+            if self.n_writers > 1:
+                segment = f"its part, {ipc}, of one segment of {_gib(self.n_writers * self.ipc_cache_bytes)}"
+                has = "Each part has"
+            entries = "one entry for each 16 KiB, from 256 to 1048576"
+            if self.shm_max_objects is not None:
+                entries = f"entries for {self.shm_max_objects} items"
+            keeps[p0] = (
+                f"writes {segment}, allocated in /dev/shm at the start and shared by all processes, "
+                f"and keeps up to {processor} of prompt updates. {has} {entries} (shm_max_objects). Items over "
+                f"{_gib(self.max_object_bytes)}, and items without room or an entry, are sent inline and not cached"
+            )
+            keeps[p1] = "nothing; it forwards references"
+            keeps[workers] = "the same segment, mapped; no copy of an item"
+            if self.relay:
+                keeps["Relay"] = f"its part of the segment, {ipc}, for the items of other hosts"
+        return "\n".join([summary, *(f"{who}: {what}." for who, what in keeps.items())])
 
     def _why_no_ipc(self) -> str:
         if self.ipc_cache_bytes == 0:
@@ -237,27 +233,6 @@ class MultiModalCacheConfig:
         if self.api_process_count > 1:
             return f"there are {self.api_process_count} API servers, and each does not know what the others have sent"
         return f"{self.data_parallel_size} engine cores share one API server, and an item may go to any of them"
-
-
-def _is_name(name: object) -> bool:
-    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
-        return False
-    try:
-        return len(name.encode()) <= _MAX_NAME
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-
-
-def _float(size: Real) -> float:
-    try:
-        return float(size)
-    except OverflowError:
-        return math.inf
-
-
-def _together(first: str, *others: str) -> str:
-    *between, last = (other[0].lower() + other[1:] for other in others)
-    return f"{', '.join([first, *between])} and {last}"
 
 
 def _gib(nbytes: int) -> str:

@@ -10,8 +10,11 @@ from typing import Any
 from shmstore.errors import WriterActiveError
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.checks import check_config
-from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
-from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache
+from shmstore.multimodal.caches.lru_pair import (
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+)
 from shmstore.multimodal.caches.shm_receiver import Policy, ShmObjectStoreReceiverCache
 from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig

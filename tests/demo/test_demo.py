@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,27 +14,22 @@ from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from shutil import which
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
-from rich.progress import Progress as RichProgress
 
-from examples.demo.api import default_capacity, percentile, request_order, room_for_all
-from examples.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
-from examples.demo.main import ProgressBar, execute, main, run
-from examples.demo.memory import Memory, parse_smaps
+from examples.demo.api import default_capacity, request_order, room_for_all
+from examples.demo.images import SHIPPING_PACKAGES, folder_photographs, load_image, shipped_photographs
+from examples.demo.main import execute, main, run
 from examples.demo.messages import Progress
 from examples.demo.modes import MODES
 from examples.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
 from examples.demo.records import MAX_WORKERS, DemoReport, Faults, ModeFigures, RunSettings
-from examples.demo.report import print_report
-from examples.demo.supervisor import GRACE_S, DemoError, Observer
+from examples.demo.supervisor import GRACE_S, Observer
 from shmstore import ObjectStoreWriter
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
-from tests.demo.items import BrokenImage, FailingProcessor, LosesTheStore, NotedItems, RandomItems, StuckProcessor
+from tests.demo.items import BrokenImage, LosesTheStore, NotedItems, RandomItems, StuckProcessor
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = 1176 * 4
@@ -266,16 +259,8 @@ def test_a_hit_that_a_restart_has_lost_exits_1(capfd: pytest.CaptureFixture[str]
     assert execute(settings, LosesTheStore(rows=(10, 20, 30)), modes=["shm"]) == 1
     said = capfd.readouterr().out
     rows = dict([cell.strip() for cell in line.split("│")[1:3]] for line in said.splitlines() if line.startswith("│"))
-    assert ("0", "0 of 3", "3", "3", "0") == tuple(
-        rows[label]
-        for label in (
-            "objects recovered",
-            "hits kept",
-            "images processed again",
-            "checked byte for byte",
-            "wrong",
-        )
-    )
+    labels = ("objects recovered", "hits kept", "images processed again", "checked byte for byte", "wrong")
+    assert ["0", "0 of 3", "3", "3", "0"] == [rows[label] for label in labels]
     assert "3 images were processed again: hits were lost" in said.splitlines()
 
 
@@ -286,83 +271,6 @@ def test_a_process_that_dies_after_the_kill_ends_the_run_with_its_name(capfd: py
     assert execute(settings, RandomItems(rows=(10,)), modes=["shm"], observer=observer) == 1
     pid = observer.pids[1]["the API process"]
     assert capfd.readouterr().err == f"demo: the API process (pid {pid}) was ended by SIGKILL\n"
-
-
-def test_a_defect_in_a_process_is_told_in_one_line() -> None:
-    with pytest.raises(DemoError, match=r"^the API process: ZeroDivisionError: a defect$"):
-        run(RunSettings(workers=1), FailingProcessor())
-
-
-@pytest.mark.skipif(which("make") is None, reason="make is not installed")
-def test_make_demo_says_beforehand_how_long_it_takes_and_hands_its_arguments_on(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").write_text('#!/bin/sh\necho "ran $*"\n')
-    (tmp_path / "bin" / "python").chmod(0o755)
-
-    def make(*arguments: str) -> list[str]:
-        command = ["make", "--no-print-directory", *arguments, f"VENV={tmp_path}", "ARGS=--workers 3"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-
-    fresh = make("demo-announced")
-    for stamp in (".venv", ".deps", ".built", ".demo"):  # in the order in which make would set them
-        (tmp_path / stamp).touch()
-    *announced, _, ran = make("demo")
-    assert [2, 1] == [len(fresh), len(announced)]
-    assert "GB of packages" in fresh[0]
-    assert "make demo ARGS='--workers 3'" in announced[0]
-    assert "ran -m examples.demo --workers 3" == ran
-
-
-@pytest.mark.parametrize("spare", [1, 9, 30])
-def test_a_system_that_refuses_more_files_ends_the_run_in_one_line(
-    spare: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    resource_tracker.ensure_running()  # it keeps descriptors, which must not count
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + spare, limits[1]))
-    try:
-        status = execute(RunSettings(workers=MAX_WORKERS), RandomItems(rows=(10,)), modes=["none"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    (line,) = capfd.readouterr().err.splitlines()
-    assert 1 == status
-    assert line.startswith("demo: the processes could not be started: [Errno 24] Too many open files")
-
-
-def report_lines(report: DemoReport, **changes: object) -> list[str]:
-    shown = io.StringIO()
-    print_report(replace(report, **changes), Console(file=shown, width=500))  # type: ignore[arg-type]
-    return shown.getvalue().splitlines()
-
-
-def test_the_report_explains_its_rates_and_names_an_option_that_is_too_small(
-    faulty: DemoReport,
-) -> None:
-    inline = {**faulty.modes, "shm": replace(faulty.modes["shm"], sent_inline=2)}
-    nothing_fits = report_lines(faulty, modes=inline, capacity=faulty.smallest_bytes - 1)
-    one_does_not = report_lines(faulty, modes=inline)
-    all_fit = report_lines(faulty)
-    rows = [line.split("│")[1].strip() for line in all_fit if line.startswith("│")]
-    assert ["wall time, all included, s", "transport only, items/s", "transport only, MB/s"] == rows[:3]
-    assert 1 == sum(line.startswith("The modes get the same requests") for line in all_fit)
-    found = [[line for line in lines if "--capacity" in line] for lines in (nothing_fits, one_does_not, all_fit)]
-    assert [2, 1, 0] == [len(lines) for lines in found]
-    assert "No image fits into the cache of 4.7 MB: the smallest has 4.7 MB. Raise --capacity." == found[0][0]
-    for line in (found[0][1], found[1][0]):
-        assert line.startswith("shm: 2 of 16 requests found no room and went inline, through the pipes; ")
-
-
-@pytest.mark.parametrize(
-    ("asked", "wanted", "noted"),
-    [(None, 2, True), (None, 0, False), (1, 2, False)],
-    ids=["no room for more", "room enough", "as asked"],
-)
-def test_the_report_says_if_dev_shm_had_no_room_for_the_default_capacity(
-    faulty: DemoReport, asked: int | None, wanted: int, noted: bool
-) -> None:
-    settings = replace(faulty.settings, capacity=asked and faulty.capacity)
-    lines = report_lines(faulty, settings=settings, distinct_bytes=wanted * faulty.capacity)
-    assert noted is any(line.startswith("/dev/shm has no room") for line in lines)
 
 
 def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -480,34 +388,13 @@ def test_a_second_sigterm_during_the_cleanup_leaves_no_process_either(monkeypatc
     assert execute(RunSettings(workers=1), RandomItems(rows=(10, 20)), observer=recorder) == 130
 
 
-def test_the_progress_bar_has_a_line_for_each_mode_and_stage() -> None:
-    lines = RichProgress(console=Console(file=io.StringIO()))
-    bar = ProgressBar(lines)
-    for mode, stage, done in [("shm", "processing", 1), ("shm", "sending", 1), ("shm", "sending", 2)]:
-        bar.progressed(mode, Progress(stage, done, 3))
-    drawn = [(task.description, task.completed, task.total) for task in lines.tasks]
-    assert drawn == [("shm: processing", 1, 3), ("shm: sending", 2, 3)]
-
-
 @needs_extra
 def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path) -> None:
     write_images(tmp_path, {"0.png": (56, 84), "1.png": (100, 60), "2.png": (84, 84)})
     (tmp_path / "notes.txt").write_text("not an image")
     command = [sys.executable, "-m", "examples.demo", "--json", "--images", str(tmp_path)]
-    command += [
-        "--mode",
-        "shm",
-        "--workers",
-        "1",
-        "--rounds",
-        "3",
-        "--capacity",
-        "1MiB",
-        "--seed",
-        "7",
-        "--in-flight",
-        "2",
-    ]
+    options = "--mode shm --workers 1 --rounds 3 --capacity 1MiB --seed 7 --in-flight 2"
+    command += options.split()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout)
@@ -600,14 +487,6 @@ def test_both_packages_ship_photographs_that_can_be_read_without_a_network() -> 
     assert (load_image(paths[-1]).size, load_image(paths[-1]).mode) == ((640, 427), "RGB")
 
 
-@needs_extra
-def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"\x89PNG\r\n")
-    with pytest.raises(ImageError, match=r"broken\.png"):
-        load_image(broken)
-
-
 def test_a_folder_gives_its_images_by_name_and_nothing_else(tmp_path: Path) -> None:
     for name in ("b.PNG", "a.jpg", "c.txt"):
         (tmp_path / name).touch()
@@ -637,23 +516,19 @@ def test_a_missing_extra_is_one_line_that_names_it(
     assert captured.out == ""
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--workers", "0"],
-        ["--workers", str(MAX_WORKERS + 1)],
-        ["--workers", "100000"],
-        ["--rounds", "-1"],
-        ["--in-flight", "x"],
-        ["--capacity", "lots"],
-        ["--capacity", "0"],
-        ["--no-such-option"],
-        ["--mode", "pickle"],
-        ["--kill", "tier"],
-    ],
-)
-def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
+WRONG = [
+    "--workers 0",
+    f"--workers {MAX_WORKERS + 1}",
+    "--rounds -1",
+    "--in-flight x",
+    "--capacity lots",
+    "--capacity 0",
+]
+
+
+@pytest.mark.parametrize("arguments", [*WRONG, "--no-such-option", "--mode pickle", "--kill tier"])
+def test_a_usage_error_is_exit_status_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
     assert "error: " in capsys.readouterr().err
 
 
@@ -730,40 +605,6 @@ def test_each_mode_keeps_the_capacity_in_bytes_where_it_says() -> None:
         ipc = 0 if mode.name == "none" else 1_234_567
         assert (1_234_567, ipc, 3) == (config.processor_cache_bytes, config.ipc_cache_bytes, config.world_size)
     assert (1_234_567, "a-store") == (config.max_object_bytes, config.shm_name)
-
-
-SMAPS = """\
-7f0000000000-7f0000100000 rw-p 00000000 00:00 0
-Size:               1024 kB
-Rss:                 512 kB
-Pss:                 512 kB
-Pss_Dirty:           512 kB
-Anonymous:           512 kB
-VmFlags: rd wr mr mw me ac
-7f1000000000-7f1000100000 rw-s 00000000 00:1b 4711                       /dev/shm/shmstore-demo-1-ab cd
-Size:               1024 kB
-Rss:                 900 kB
-Pss:                 300 kB
-Anonymous:             0 kB
-7f2000000000-7f2000100000 r-xp 00000000 fe:00 9                          /usr/lib/dev/shm/libc.so
-Pss:                  40 kB
-Anonymous:             8 kB
-ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
-Pss:                   0 kB
-"""
-
-
-def test_memory_is_summed_by_what_it_is_with_only_the_process_s_part_of_a_segment() -> None:
-    assert Memory(own=520 * 1024, segment=300 * 1024, total=852 * 1024) == parse_smaps(SMAPS.splitlines())
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    assert [
-        percentile(range(1, 101), 99),
-        percentile(range(1, 102), 99),
-        percentile([3, 2, 1], 1),
-        percentile([7], 99),
-    ] == [99, 100, 1, 7]
 
 
 def test_requests_follow_the_seed_and_ask_for_each_item_once_a_round() -> None:

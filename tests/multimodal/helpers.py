@@ -7,6 +7,8 @@ import torch
 from shmstore import StoreHandle
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
+    BaseMultiModalReceiverCache,
+    CacheInfo,
     MultiModalBatchedField,
     MultiModalCacheConfig,
     MultiModalFeatureSpec,
@@ -22,6 +24,49 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from shmstore.multimodal.values.types import MULTIMODAL
+
+
+class OwnProcessorCache(BaseMultiModalProcessorCache):
+    """A processor cache of another package, with only the methods that it must have."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+        self.log: list[tuple[str, str]] = []
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        return mm_hash in self.stored
+
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
+        self.log.append(("get", mm_hash))
+        return self.stored.setdefault(mm_hash, mm_item)
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        self.log.append(("touch", mm_hash))
+
+    def clear_cache(self) -> None:
+        self.stored.clear()
+
+    def make_stats(self, delta: bool = False) -> CacheInfo:
+        return CacheInfo()
+
+
+class OwnReceiverCache(BaseMultiModalReceiverCache):
+    """A receiver of another package, with only the methods that it must have."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+        self.log: list[tuple[str, str]] = []
+
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
+        self.log.append(("get", mm_hash))
+        return self.stored.setdefault(mm_hash, mm_item)
+
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: Any = None) -> None:
+        self.log.append(("touch", mm_hash))
+
+    def clear_cache(self) -> None:
+        self.stored.clear()
+
 
 GIB = 1 << 30
 MIB = 1 << 20

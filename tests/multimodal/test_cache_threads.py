@@ -79,20 +79,6 @@ def hashes(rng: random.Random) -> list[str]:
     return [str(rng.randrange(30)) for _ in range(rng.randint(1, 4))]
 
 
-def test_processor_only() -> None:
-    cache = MultiModalProcessorOnlyCache(config(4000))
-
-    def work(rng: random.Random) -> int:
-        counted: list[int] = []
-        for _ in range(BATCHES):
-            mm_hashes = hashes(rng)
-            assert [truth(h) for h in mm_hashes] == send(cache, mm_hashes, counted)
-        return sum(counted)
-
-    assert sum(in_threads(work)) == cache.make_stats().total
-    assert 0 < cache.make_stats().hits < cache.make_stats().total
-
-
 def test_lru_pair() -> None:
     settings = config(MIB, 1000)
     sender, receiver = MultiModalProcessorSenderCache(settings), MultiModalReceiverCache(settings)
@@ -117,8 +103,9 @@ def test_lru_pair() -> None:
     assert sum(sizes(h) for h in receiver.order) == receiver.nbytes
 
 
-def test_the_senders_books_agree_after_many_threads_sent_the_same_items() -> None:
-    sender = MultiModalProcessorSenderCache(config(2000, 60))
+@pytest.mark.parametrize("make", [MultiModalProcessorSenderCache, MultiModalProcessorOnlyCache])
+def test_the_senders_books_agree_after_many_threads_sent_the_same_items(make: Callable[..., Any]) -> None:
+    sender = make(config(2000, 60))
 
     def work(rng: random.Random) -> int:
         counted: list[int] = []

@@ -33,11 +33,7 @@ FIELDS: list[MultiModalField] = [
     MultiModalFlatField([]),
     MultiModalFlatField([slice(0, 3), slice(3, None), slice(None, 9, 2)], dim=-1),
     MultiModalFlatField([slice(3, 9, 2)]),
-    MultiModalFlatField(
-        [
-            (slice(0, 1), slice(2, 3)),
-        ]
-    ),
+    MultiModalFlatField([(slice(0, 1), slice(2, 3))]),
     MultiModalFlatField([(slice(0, 1), slice(2, 3)), slice(1, 2), (slice(4, 5),)], dim=1),
 ]
 
@@ -136,12 +132,6 @@ def test_a_tree_of_another_version_is_an_error_and_not_an_item(
             reader.get(ref)
     finally:
         writer.delete("key")
-
-
-def test_importing_twice_registers_once() -> None:
-    from shmstore.serde import register_type
-
-    codec.register(register_type)
 
 
 def test_the_text_of_a_field_is_worked_out_once_for_all_items_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:

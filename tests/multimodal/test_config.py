@@ -5,12 +5,12 @@ import os
 import re
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Never, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, StoreNotFoundError, WriterActiveError
+from shmstore import ObjectStoreReader, WriterActiveError
 from shmstore.bindings import store as native
 from shmstore.errors import shown
 from shmstore.multimodal import (
@@ -21,7 +21,6 @@ from shmstore.multimodal import (
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     engine_receiver_cache_from_config,
-    factories,
     processor_cache_from_config,
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
@@ -40,7 +39,7 @@ SMALL = MIB / GIB
         ("processor_cache_gb", [1e-12, 4e-10, 5e-324, np.float64("nan"), np.bool_(True), 1j]),
         ("ipc_cache_gb", [1e-12]),
         ("cache_type", ["disk", None, ""]),
-        ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
+        ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800"]),
         ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400]),
         ("shm_prefault", [1, None, True]),
         ("relay", [1, None, True]),
@@ -55,19 +54,6 @@ def test_a_wrong_value_is_refused_and_the_field_named(field: str, values: list[A
     for value in values:
         with raises(ValueError, names=(field, shown(value))):
             MultiModalCacheConfig(**{field: value})
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "named"),
-    [
-        ("processor_cache_gb", Fraction(10**400), "inf"),
-        ("ipc_cache_gb", np.float32(1e-12), "9.999999960041972e-13"),
-        ("shm_max_objects", 7, "'lru'"),
-    ],
-)
-def test_a_wrong_value_is_named_as_what_it_stands_for(field: str, value: Any, named: str) -> None:
-    with raises(ValueError, names=(field, named)):
-        MultiModalCacheConfig(**{field: value})
 
 
 def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own() -> None:
@@ -122,13 +108,6 @@ def test_what_the_store_would_refuse_the_configuration_refuses() -> None:
             cache_type="shm", world_size=workers, data_parallel_size=most + 1, data_parallel_external_lb=True
         )
     assert "300 workers" in MultiModalCacheConfig(world_size=300).describe(), "without a store there is no bound"
-
-
-@pytest.mark.parametrize("cache_type", ["lru", "shm"])
-def test_the_largest_sizes_are_sizes(cache_type: Any) -> None:
-    most = MultiModalCacheConfig(processor_cache_gb=2**32, ipc_cache_gb=2.0**32, cache_type=cache_type)
-    assert (2**62, 2**62) == (most.processor_cache_bytes, most.ipc_cache_bytes)
-    assert "4.295e+09 GiB" in most.describe()
 
 
 def test_a_named_configuration_can_be_had_in_every_mode() -> None:
@@ -205,40 +184,39 @@ def test_each_process_gets_the_cache_of_the_table(
     assert text.startswith(starts.get(expected, "Processor and IPC cache"))
 
 
-def test_describe_says_which_process_keeps_how_much() -> None:
-    lru = MultiModalCacheConfig(processor_cache_gb=2, ipc_cache_gb=8, world_size=4).describe().splitlines()
-    assert "API server: keys, sizes and up to 2 GiB of prompt updates; no tensors." == lru[1]
-    assert "Engine core: up to 8 GiB of items." == lru[2]
-    assert lru[3].startswith("Each of 4 workers: nothing")
-    shm = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.5, ipc_cache_gb=8).describe().splitlines()
-    assert "one segment of 8 GiB" in shm[1]
-    assert "up to 512 MiB of prompt updates" in shm[1]
-    assert "over 128 MiB" in shm[1]
-    assert "Engine core: nothing; it forwards references." == shm[2]
-    assert "one entry for each 16 KiB, from 256 to 1048576 (shm_max_objects)" in shm[1]
-    of_small = MultiModalCacheConfig(cache_type="shm", shm_max_objects=5000).describe().splitlines()
-    assert "entries for 5000 items (shm_max_objects)" in of_small[1]
-    many = MultiModalCacheConfig(api_process_count=3).describe()
-    assert "there are 3 API servers" in many
-    assert "Each of 3 API servers: up to 4 GiB of items and prompt updates." in many
-    assert "ipc_cache_gb is 0" in MultiModalCacheConfig(ipc_cache_gb=0).describe()
-    assert "2 engine cores share one API server" in MultiModalCacheConfig(data_parallel_size=2).describe()
-    assert "processor_cache_gb is 0" in MultiModalCacheConfig(processor_cache_gb=0).describe()
-    assert "text only" in MultiModalCacheConfig(supports_multimodal=False).describe()
-    assert "7 bytes" in config(7).describe()
+SEVERAL: dict[str, Any] = {"api_process_count": 3, "data_parallel_size": 2, "world_size": 2}
+DESCRIBED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"ipc_cache_gb": 8}, ["up to 4 GiB of prompt updates; no tensors.", "Engine core: up to 8 GiB of items."]),
+    ({"world_size": 4}, ["Each of 4 workers: nothing; items reach them"]),
+    (
+        {"cache_type": "shm", "ipc_cache_gb": 0.5},
+        ["one segment of 512 MiB", "over 128 MiB", "one entry for each 16 KiB"],
+    ),
+    (
+        {"cache_type": "shm", "shm_max_objects": 50},
+        ["entries for 50 items", "Engine core: nothing; it forwards", "no copy"],
+    ),
+    (
+        {"cache_type": "shm", "shm_name": NAME, **SEVERAL},
+        ["its part, 4 GiB, of one segment of 12 GiB", "Each part has"],
+    ),
+    (
+        SEVERAL,
+        ["Each of 3 API servers: up to 4 GiB", "Each of 2 engine cores: nothing.", "Each of 4 workers: nothing."],
+    ),
+    ({"api_process_count": 3}, ["there are 3 API servers"]),
+    ({"ipc_cache_gb": 0, "processor_cache_gb": 7 / GIB}, ["ipc_cache_gb is 0", "7 bytes"]),
+    ({"data_parallel_size": 2}, ["2 engine cores share one API server"]),
+    ({"processor_cache_gb": 0}, ["processor_cache_gb is 0", "API server: nothing."]),
+    ({"supports_multimodal": False}, ["text only"]),
+]
 
 
-def test_describe_says_that_the_memory_of_a_shared_segment_grows_with_the_servers() -> None:
-    several = MultiModalCacheConfig(
-        cache_type="shm", ipc_cache_gb=2, api_process_count=4, data_parallel_size=2, world_size=2, shm_name=NAME
-    )
-    _, servers, engines, workers = several.describe().splitlines()
-    assert servers.startswith(
-        "Each of 4 API servers: writes its part, 2 GiB, of one segment of 8 GiB, allocated in /dev/"
-    )
-    assert "Each part has one entry for each 16 KiB" in servers
-    assert "Each of 2 engine cores: nothing; it forwards references." == engines
-    assert workers.startswith("Each of 4 workers: ")
+@pytest.mark.parametrize(("fields", "parts"), DESCRIBED)
+def test_describe_says_which_process_keeps_how_much(fields: dict[str, Any], parts: list[str]) -> None:
+    text = MultiModalCacheConfig(**fields).describe()
+    assert [] == [part for part in parts if part not in text]
+    assert 4 == len(text.splitlines())
 
 
 def test_api_servers_that_share_a_segment_need_its_name() -> None:
@@ -253,28 +231,11 @@ def test_a_relay_has_a_part_of_its_own_in_a_segment_with_a_name() -> None:
     with raises(ValueError, names=("shm_name", "the relay finds")):
         MultiModalCacheConfig(**shared)
     MultiModalCacheConfig(**shared | {"ipc_cache_gb": 0})  # there is no segment
-    _, server, _, _, relay = MultiModalCacheConfig(**shared, shm_name=NAME).describe().splitlines()
-    assert "writes its part, 2 GiB, of one segment of 4 GiB" in server
-    assert "Each part has one entry" in server
-    assert "Relay: its part of the segment, 2 GiB, for the items of other hosts." == relay
+    assert "Relay: its part of the segment, 2 GiB" in MultiModalCacheConfig(**shared, shm_name=NAME).describe()
     most: dict[str, Any] = {"shm_name": NAME, "api_process_count": native.MAX_WRITERS - 1}
     assert native.MAX_WRITERS == MultiModalCacheConfig(**shared, **most).n_writers
     with raises(ValueError, names=("api_process_count", str(native.MAX_WRITERS - 1))):
         MultiModalCacheConfig(**shared | most | {"api_process_count": native.MAX_WRITERS})
-
-
-def test_describe_names_processes_that_have_nothing_as_a_sentence_would() -> None:
-    two: dict[str, Any] = {"data_parallel_size": 2, "world_size": 2}
-    off = MultiModalCacheConfig(processor_cache_gb=0, api_process_count=2, **two).describe().splitlines()[-1]
-    assert "Each of 2 API servers, each of 2 engine cores and each of 4 workers: nothing." == off
-    assert (
-        "Each of 2 engine cores and each of 4 workers: nothing."
-        == MultiModalCacheConfig(**two).describe().splitlines()[-1]
-    )
-    assert (
-        "API server, engine core and worker: nothing."
-        == MultiModalCacheConfig(processor_cache_gb=0).describe().splitlines()[-1]
-    )
 
 
 def test_a_segment_of_small_items_can_be_used_up() -> None:
@@ -315,22 +276,12 @@ def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault: 
         assert prefault == (mapped >= 4 * MIB)
 
 
-def test_a_sender_that_cannot_be_made_leaves_no_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(settings: object, writer: object, **options: object) -> Never:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(factories, "ShmObjectStoreSenderCache", fail)
-    name = f"unmade-{os.getpid()}"
-    with pytest.raises(ZeroDivisionError):
-        processor_cache_from_config(config(4 * MIB, cache_type="shm", shm_name=name))
-    with pytest.raises(StoreNotFoundError):
-        ObjectStoreReader.attach(name)
-
-
 @pytest.mark.parametrize("rank", [None, "0", True, 0.0])
 def test_a_rank_that_is_not_an_integer_is_a_type_error(rank: Any) -> None:
     with raises(TypeError, names=("rank", type(rank).__name__)):
         worker_receiver_cache_from_config(config(4 * MIB, cache_type="shm"), rank)
+    with raises(TypeError, names=("rank", type(rank).__name__)):
+        worker_receiver_cache_from_config(config(4 * MIB), rank)
 
 
 @pytest.mark.parametrize("way", ["handle", "name", "SHMSTORE_HANDLE", "shm_name"])

@@ -51,60 +51,6 @@ def test_the_example_runs_and_prints_what_it_should(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-TRAP = """
-import multiprocessing, pickle
-import torch
-from shmstore.multimodal import *
-
-def worker(name, pipe, answers, turn, take):
-    features = take(pipe)
-    turn.recv_bytes()
-    tensor = features[0].data["pixels"].data
-    if name == "first":
-        tensor.mul_(100)
-    answers.send_bytes(b"%d" % tensor.sum())
-
-SENDS = {
-    "send": (lambda pipe, features: pipe.send(features), lambda pipe: pipe.recv()),
-    "send_bytes": (
-        lambda pipe, features: pipe.send_bytes(pickle.dumps(features, 5)),
-        lambda pipe: pickle.loads(pipe.recv_bytes()),
-    ),
-}
-
-if __name__ == "__main__":
-    give, take = SENDS["HOW"]
-    inputs = {"pixels": torch.ones(1, 4)}
-    item = MultiModalKwargsItems.from_hf_inputs(inputs, {"pixels": MultiModalFieldConfig.batched("image")})["image"][0]
-    cache = processor_cache_from_config(MultiModalCacheConfig(processor_cache_gb=0.01, ipc_cache_gb=0))
-    fork = multiprocessing.get_context("fork")
-    started = []
-    for name in ("first", "second"):
-        data = cache.get_and_update([(item, [])], ["a"])[0][0]
-        features = [MultiModalFeatureSpec(data, "image", "a", PlaceholderRange(0, 4))]
-        (pipe, to_worker), (answers, to_api), (turn, to_turn) = (fork.Pipe(duplex=False) for _ in range(3))
-        process = fork.Process(target=worker, args=(name, pipe, to_api, turn, take))
-        process.start()
-        give(to_worker, features)
-        started.append((process, answers, to_turn))
-    for process, answers, to_turn in started:
-        to_turn.send_bytes(b"go")
-        print(int(answers.recv_bytes()))
-        process.join()
-    print(int(cache.get_and_update([None], ["a"])[0][0]["pixels"].data.sum()))
-"""
-
-
-@pytest.mark.parametrize(("how", "seen"), [("send", ["400", "400", "400"]), ("send_bytes", ["400", "4", "4"])])
-def test_what_one_worker_writes_others_see_after_send_and_not_after_send_bytes(
-    tmp_path: Path, how: str, seen: list[str]
-) -> None:
-    script = tmp_path / "trap.py"
-    script.write_text(TRAP.replace("HOW", how))
-    done = run(script)
-    assert ("", seen) == (done.stderr, done.stdout.split())
-
-
 def die_with(config: MultiModalCacheConfig) -> None:
     sender = processor_cache(config)
     updates = [ResolvedPromptUpdate("image", 0, "insert", "a", "b")]
@@ -185,10 +131,3 @@ def test_a_write_into_an_item_that_was_read_by_reference_ends_the_process() -> N
         process.start()
         process.join()
     assert -signal.SIGSEGV == process.exitcode
-
-
-def test_small_items_use_up_the_entries_before_the_bytes() -> None:
-    with ObjectStoreWriter.create(capacity=8 * MIB, n_readers=1) as writer:
-        for number in range(600):
-            writer.cancel(writer.put(str(number), torch.zeros(400)))
-        assert 8 * MIB // (16 << 10) == len(writer)

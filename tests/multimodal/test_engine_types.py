@@ -98,16 +98,6 @@ def test_an_engines_own_items_and_updates_go_through_every_mode(engine: Engine) 
             sender.get_and_update([None], ["a"])
 
 
-def test_features_of_an_engine_need_only_data_and_an_identifier(engine: Engine) -> None:
-    sender, receiver = engine
-    if receiver is None:
-        return
-    outputs = sender.get_and_update([(picture(name), Updates(name)) for name in "ab"], list("ab"))
-    features = [Feature(sent, name) for (sent, _), name in zip(outputs, "ab", strict=True)]
-    assert receiver.get_and_update_features(features) is features
-    assert all(same(picture(feature.identifier), feature.data) for feature in features)
-
-
 @pytest.mark.parametrize(
     ("bad", "named"),
     [
@@ -126,37 +116,6 @@ def test_other_types_than_the_engines_are_refused(engine: Engine, bad: Any, name
             call()
     assert [False] == sender.is_cached(["a"])
     assert 0 == sender.make_stats().total
-
-
-def test_a_receiver_takes_items_of_the_engine_only(engine: Engine) -> None:
-    sender, receiver = engine
-    assert 0 == sender.release([picture("a"), None])
-    caches: list[Any] = [sender, *([receiver] if receiver else [])]
-    for cache in caches:
-        with raises(TypeError, names=("MultiModalKwargsItem", "dict")):
-            cache.release([item(8)])
-    if receiver is not None:
-        assert same(picture("b"), receiver.get_and_update_item(picture("b"), "b"))
-        with raises(TypeError, names=("'b'", "dict")):
-            receiver.get_and_update_item(item(8), "b")  # type: ignore[arg-type]
-
-
-def test_an_item_that_does_not_fit_goes_inline_in_memory_of_its_own() -> None:
-    whole = torch.zeros(10 * MIB, dtype=torch.uint8)
-
-    def own(given: Picture) -> Picture:
-        return {**given, "pixels": given["pixels"].clone()}
-
-    types: CacheTypes[Picture, Updates] = CacheTypes(dict, updates_size=size_of, own_memory=own)
-    settings = config(MIB, 2 * MIB, cache_type="shm", shm_max_object_size_mb=1)
-    sender = processor_cache_from_config(settings, types=types)
-    assert sender is not None
-    with sender:
-        large = {**picture("a"), "pixels": whole[: 2 * MIB]}
-        sent, _ = sender.get_and_update_item((large, Updates("a")), "a")
-        assert isinstance(sent, dict)
-        assert 2 * MIB == sent["pixels"].untyped_storage().nbytes()
-        assert 1 == sender.inline_too_large
 
 
 # ---- leases that last for the request, and what a worker gets

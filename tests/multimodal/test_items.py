@@ -23,9 +23,8 @@ from shmstore.multimodal import (
     PlaceholderRange,
     ResolvedPromptUpdate,
 )
-from shmstore.multimodal.values import items as items_module
 from shmstore.multimodal.values.nested import nested_equal
-from tests.multimodal.helpers import item, three_tensors
+from tests.multimodal.helpers import item
 from tests.support import raises
 
 ITEM_OF: Any = MultiModalKwargsItem  # with arguments of wrong types
@@ -75,28 +74,6 @@ def test_keys_that_give_different_numbers_of_items_are_refused() -> None:
         MultiModalKwargsItems.from_hf_inputs({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)}, config)
 
 
-def test_a_key_that_looks_misspelt_is_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    items_module._warn_of_spelling.cache_clear()
-    batched = MultiModalFieldConfig.batched("image")
-    pixels, grid = torch.zeros(2, 3), torch.ones(2)
-    for given, configured in (("pixel_values", "pixel_value"), ("pixel_vlaues", "pixel_values")):
-        for _ in range(3):
-            inputs: Any = {given: pixels, "grid": grid, 5: grid}
-            made: Any = MultiModalKwargsItems.from_hf_inputs(inputs, {configured: batched, "grid": batched})
-            assert ["grid"] == list(made["image"][0])
-        assert {repr(given), repr(configured)} <= set(caplog.messages[-1].split())
-    assert 2 == len(caplog.records)
-    caplog.clear()
-    made = MultiModalKwargsItems.from_hf_inputs(
-        {"input_ids": pixels, "attention_mask": pixels, "pixel_values": pixels, "image_grid_thw": grid},
-        {"pixel_values": batched, "pixel_values_videos": batched, "video_grid_thw": batched, "audio": batched},
-    )
-    assert ["pixel_values"] == list(made["image"][0])
-    assert [] == caplog.records
-
-
 @pytest.mark.parametrize(
     ("config", "data", "names"),
     [
@@ -141,18 +118,6 @@ def test_a_slice_to_the_end_or_counted_from_it_is_as_in_python() -> None:
 def test_a_negative_size_is_refused() -> None:
     with raises(ValueError, names=("sizes", "-4")):
         MultiModalFieldConfig.flat_from_sizes("image", [3, -4])
-
-
-def test_bare_data_and_an_item_in_place_of_a_row_are_named() -> None:
-    with raises(TypeError, names=("elems['k']", "MultiModalFieldElem", "Tensor"), hint=["from_hf_inputs"]):
-        ITEM_OF({"k": torch.zeros(2)})
-    with raises(TypeError, names=("elems", "MultiModalFieldElem", "int")):
-        ITEM_OF.from_elems([5])
-    for row, named in ((item(3), "MultiModalKwargsItem of str"), ([item(3), 5], "list of int")):
-        with raises(TypeError, names=("items['image']", named)):
-            ITEMS_OF({"image": row})
-    with raises(TypeError, names=("items", "MultiModalKwargsItem", "NoneType")):
-        ITEMS_OF.from_seq([None])
 
 
 def test_batched_stacks_equal_shapes_and_lists_others() -> None:
@@ -226,11 +191,6 @@ def test_mixed_fields_are_not_reduced_together(other: MultiModalField) -> None:
         field.reduce_data(mixed)
     with raises(ValueError, names=["elems"]):
         field.reduce_data([])
-
-
-def test_get_data_moves_to_the_device() -> None:
-    items = MultiModalKwargsItems.from_seq([item(3), item(3)])
-    assert "meta" == items.get_data(device="meta")["pixels"].device.type
 
 
 def test_get_data_moves_each_tensor_of_a_tree_to_the_device_and_keeps_its_kind() -> None:
@@ -348,15 +308,6 @@ def test_equality_of_items_sees_modality_key_and_field() -> None:
     assert MultiModalFlatField([slice(0, 1)]) != MultiModalFlatField([slice(0, 1)], 1)
 
 
-def test_values_are_frozen() -> None:
-    item: Any = three_tensors(64)
-    elem = item["pixel_values"]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        elem.data = None
-    with pytest.raises(TypeError):
-        item["pixel_values"] = elem
-
-
 # --- positions and prompt updates ----------------------------------------------------------------------------------
 
 
@@ -435,6 +386,9 @@ def test_a_placeholder_is_checked_and_compared() -> None:
 
 
 def test_a_feature_is_mutable_and_compares_by_value() -> None:
+    elem: Any = item(2)["pixels"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        elem.data = None
     one, other = (MultiModalFeatureSpec(item(2), "image", "h", PlaceholderRange(0, 1)) for _ in range(2))
     assert one == other
     other.data = None
@@ -471,6 +425,10 @@ BARE = {
     "elements": (lambda: ITEM_OF(list(ITEM.values())), ("elems", "list")),
     "an item's tensor": (lambda: ITEM_OF(torch.zeros(2)), ("elems", "Tensor")),
     "items": (lambda: ITEMS_OF([ITEM]), ("items", "list")),
+    "an item as a row": (lambda: ITEMS_OF({"image": item(3)}), ("items['image']", "MultiModalKwargsItem of str")),
+    "a number in a row": (lambda: ITEMS_OF({"image": [item(3), 5]}), ("items['image']", "list of int")),
+    "no items": (lambda: ITEMS_OF.from_seq([None]), ("items", "MultiModalKwargsItem", "NoneType")),
+    "no elements": (lambda: ITEM_OF.from_elems([5]), ("elems", "MultiModalFieldElem", "int")),
     "a list of bools": (lambda: PlaceholderRange(0, 2, cast(Any, [True, False])), ("is_embed", "list")),
 }
 

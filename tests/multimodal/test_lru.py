@@ -17,15 +17,12 @@ from shmstore.errors import NestingError
 from shmstore.multimodal import (
     CacheInfo,
     LRUCache,
-    MultiModalBatchedField,
     MultiModalCache,
-    MultiModalFieldElem,
-    MultiModalKwargsItem,
     MultiModalKwargsItems,
     ResolvedPromptUpdate,
 )
 from shmstore.multimodal.caches import lru
-from shmstore.multimodal.values.sizes import item_size, updates_size
+from shmstore.multimodal.values.sizes import updates_size
 from tests.interrupts import interrupted_at
 from tests.multimodal.helpers import item, update
 
@@ -72,72 +69,6 @@ def test_use_moves_to_the_end_and_asking_does_not() -> None:
     cache["c"] = 2
     assert ("a", "b", "c") == cache.order
     assert (4, 6, 4 / 6) == (cache.currsize, cache.capacity, cache.usage)
-
-
-def test_the_least_recently_used_goes_first_and_the_hook_is_told() -> None:
-    cache, gone = filled(a=2, b=2, c=2)
-    cache.touch("a")
-    cache["d"] = 3
-    assert [("b", 2), ("c", 2)] == gone
-    assert ("a", "d") == cache.order
-    cache["a"] = 1
-    assert 2 == len(gone)  # replaced, not removed
-    del cache["a"]
-    assert 3 == cache.pop("d")
-    assert [("a", 1), ("d", 3)] == gone[2:]
-    assert 0 == cache.currsize
-
-
-def test_a_value_that_grows_pushes_out_others_and_not_itself() -> None:
-    cache, gone = filled(a=2, b=2, c=2)
-    cache["a"] = 4
-    assert [("b", 2)] == gone
-    assert ("c", "a") == cache.order
-
-
-def test_too_large_for_the_whole_cache_evicts_nothing() -> None:
-    cache, gone = filled(a=2, b=2)
-    for key in ("new", "a"):
-        with pytest.raises(ValueError, match="value too large"):
-            cache[key] = 7
-    assert ([], ("a", "b"), 2) == (gone, cache.order, cache.peek("a"))
-    cache.pin("a")
-    with pytest.raises(ValueError, match="value too large"):
-        cache["new"] = 7
-
-
-def test_pinned_entries_are_never_evicted() -> None:
-    cache, gone = filled(a=2, b=2, c=2)
-    cache.pin("a")
-    cache["d"] = 3
-    assert [("b", 2), ("c", 2)] == gone
-    with pytest.raises(ValueError, match="cannot pin 'b'"):
-        cache.pin("b")
-    cache.pin("d")
-    with pytest.raises(RuntimeError, match="no room"):
-        cache["e"] = 2
-    with pytest.raises(RuntimeError, match="all entries are pinned"):
-        cache.popitem()
-    assert ({"a", "d"}, 5) == (set(cache), cache.currsize)
-    cache["a"] = 3  # a pinned entry may grow where there is room, and stays pinned
-    with pytest.raises(RuntimeError, match="no room"):
-        cache["e"] = 1
-    cache.unpin("a")
-    cache.unpin("a")
-    cache["e"] = 3
-    assert {"d", "e"} == set(cache)
-    assert 3 == cache.pop("d")  # asked for by name, a pin does not hold it
-    cache["d"] = 1
-    assert ("e", 3) == cache.popitem()
-    assert ("d", 1) == cache.popitem(), "its pin went with it"
-
-
-def test_all_pinned_changes_nothing_even_where_some_could_go() -> None:
-    cache, gone = filled(a=4, b=1, c=1)
-    cache.pin("a")
-    with pytest.raises(RuntimeError, match="no room for 3"):
-        cache["d"] = 3
-    assert ([], ("a", "b", "c")) == (gone, cache.order)
 
 
 def test_pop_and_popitem_of_what_is_absent() -> None:
@@ -240,7 +171,7 @@ class AgainstAList(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="value too large"):
                 self.cache[key] = (size, self.stamp)
         elif pinned + size > 6:
-            with pytest.raises(RuntimeError):
+            with pytest.raises(RuntimeError, match="no room"):
                 self.cache[key] = (size, self.stamp)
         else:
             self.cache[key] = (size, self.stamp)
@@ -291,7 +222,7 @@ class AgainstAList(RuleBasedStateMachine):
     def popitem(self) -> None:
         victim = next((entry for entry in self.model if not entry[2]), None)
         if victim is None:
-            with pytest.raises(RuntimeError if self.model else KeyError):
+            with pytest.raises(RuntimeError if self.model else KeyError, match=r"all entries are pinned|is empty"):
                 self.cache.popitem()
         else:
             assert (victim[0], victim[1]) == self.cache.popitem()
@@ -423,36 +354,10 @@ def test_prompt_updates_of_other_types_count_what_they_hold() -> None:
             assert nbytes <= size - least + 56 <= nbytes + 500, name
 
 
-def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size() -> None:
-    cache: LRUCache[str, int] = LRUCache(100, lambda value: value, max_entries=2)
-    cache.update(a=0, b=0)
-    cache["a"] = 5  # which is there: nothing goes
-    cache["c"] = 0
-    assert (("a", "c"), 5) == (cache.order, cache.currsize)
-    cache.pin("a")
-    cache.pin("c")
-    with pytest.raises(RuntimeError, match="2 of 2 entries"):
-        cache["d"] = 0
-    cache["c"] = 1
-    assert (("a", "c"), 6) == (cache.order, cache.currsize)
-
-
 @pytest.mark.timeout(20)
-def test_a_prompt_update_that_contains_itself_is_an_error_and_not_an_endless_walk() -> None:
-    content: list[object] = ["<image>"]
-    content.append(content)
-    with pytest.raises(NestingError, match=r"^prompt updates of 'h': .* contains itself"):
-        updates_size([ResolvedPromptUpdate("image", 0, "insert", "", content)], "h")
-
-
-@pytest.mark.timeout(20)
-def test_an_item_that_contains_itself_is_an_error_that_names_it() -> None:
-    data: list[object] = []
-    data.append(data)
-    field = MultiModalBatchedField()
-    endless = MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", data, field)])
-    with pytest.raises(NestingError, match=r"item of 'h', key 'k': .* contains itself"):
-        item_size(endless, "h")
+def test_a_value_that_contains_itself_is_an_error_and_a_deep_one_is_not() -> None:
+    endless: list[object] = []
+    endless.append(endless)
     with pytest.raises(NestingError):
         MultiModalCache.get_item_complexity(endless)
     deep: list[object] = []

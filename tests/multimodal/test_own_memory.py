@@ -102,9 +102,8 @@ def test_the_memory_kept_alive_is_the_memory_counted() -> None:
         only.get_and_update([(one, [])], [str(n)])
         mirrored.get_and_update_p0([one], [str(n)])
         receiver.get_and_update([one], [str(n)])
-    assert (
-        4 * BYTES == sum(kept(one.item) for one, _ in only._guard.held().entries.values()) == only._guard.held().nbytes
-    )
+    stored = only._sent._kept
+    assert 4 * BYTES == sum(kept(one) for (one, _), _ in stored.entries.values()) == stored.nbytes
     assert 4 * BYTES == sum(kept(one) for one, _ in receiver._guard.held().entries.values()) == receiver.nbytes
     assert [BYTES] * 4 == [kept(mirrored.get_item(str(n))) for n in range(2, 6)]
 

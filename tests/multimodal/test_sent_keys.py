@@ -8,8 +8,7 @@ from shmstore.multimodal.caches.shadow import Offer, SentKeys
 
 
 def send(sent: SentKeys[str, str | None], *keys: str, size: int = 1) -> list[str | None]:
-    offers: list[Offer[str, str | None] | None] = [None if key in sent else Offer(size, key, 1, key) for key in keys]
-    return sent.exchange(offers, keys, lambda kept: None)
+    return sent.send(keys, keys, lambda *_: None, lambda key, _: Offer(size, key, 1, key), lambda kept: None)
 
 
 def expected(sent: SentKeys[str, str | None], lost: list[str]) -> set[str]:
@@ -61,4 +60,4 @@ def test_taking_back_looks_at_what_it_takes_back_alone() -> None:
     sendings = sent._sendings = Watched(sent._sendings)
     sent.invalidate(["7"])
     assert ["newer", "new", "4999"] == sendings.looked
-    assert [False, False, False, True] == [key in sent for key in ("7", "new", "newer", "4999")]
+    assert [False, False, False, True] == [sent.peek(key) is not None for key in ("7", "new", "newer", "4999")]

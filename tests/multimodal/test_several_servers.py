@@ -222,18 +222,6 @@ def test_an_item_whose_updates_are_not_stored_is_a_miss_elsewhere(codec: bool) -
         assert [1, 1] == [cache.make_stats().hits for cache in (one, other)]
 
 
-def test_updates_of_an_earlier_object_are_not_those_of_another_servers_object() -> None:
-    """The key is the same, and the object is another one."""
-    settings = settings_of(2)
-    types = replace(MULTIMODAL, encode_updates=lambda updates: None)
-    with shm_sender(settings) as one:
-        with shm_sender(settings, types) as other:
-            other.get_and_update_item((item(10), [update("old")]), "a")
-            other.invalidate("a")
-            one.get_and_update_item((item(20), [update("new")]), "a")
-            assert [update("new")] == other.get_and_update_item(None, "a")[1]
-
-
 def test_what_one_server_removes_is_gone_for_it_at_once_and_soon_for_its_owner() -> None:
     with two() as (one, other):
         for mm_hash in "abc":
@@ -273,22 +261,6 @@ def test_a_lease_with_a_group_waits_for_its_engine_core_and_another_one_for_all(
         assert workers[1].get_and_update(to_second, ["a"]) == [item(100)]
         one.clear_cache()
         assert 0 == stats[0]().objects
-
-
-@pytest.mark.parametrize("assigned", [False, True])
-def test_the_warning_of_a_full_store_names_address_if_nobody_calls_it(
-    caplog: pytest.LogCaptureFixture, assigned: bool
-) -> None:
-    settings = settings_of(2, data_parallel_size=2)
-    with shm_sender(settings) as one, shm_worker(settings, 0, one.handle) as first:
-        with shm_worker(settings, 1, one.handle):
-            for n in range(8):
-                sent, _ = one.get_and_update_item((item(MIB - 4096), []), str(n))
-                if assigned:
-                    one.assign_group([sent], 0)
-                first.release([sent])
-    assert (0 if assigned else 4) == one.inline_full
-    assert assigned or "sender.assign_group(sent, engine)" in caplog.messages[0]
 
 
 def test_a_lease_without_a_group_waits_for_every_worker() -> None:

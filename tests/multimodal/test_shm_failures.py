@@ -23,7 +23,7 @@ from shmstore.multimodal import (
     processor_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from tests.multimodal.helpers import MIB, config, features, item, shm_sender, update
+from tests.multimodal.helpers import MIB, config, item, shm_sender, update
 from tests.support import is_mapped, store_name
 
 
@@ -118,17 +118,6 @@ def test_stored_updates_are_nobodys_list() -> None:
         mine = [update("f")]
         sender.get_and_update_item((item(3), mine), "f")[1].append(update("later"))  # type: ignore[attr-defined]
         assert [update("f")] == sender.get_and_update_item(None, "f")[1]
-
-
-def test_release_of_anything_but_a_reference_item_or_none_is_an_error() -> None:
-    with _sender() as sender:
-        output = sender.get_and_update_item(None, "a")
-        ref = output[0]
-        for wrong in ([output], features(["a"], [ref]), [ref, output], [ref, b""], item(3)):
-            with pytest.raises(TypeError, match="ObjectRef, MultiModalKwargsItem or None"):
-                sender.release(wrong)  # type: ignore[arg-type]
-            assert 1 == sender.writer.stats().open_leases
-        assert 1 == sender.release(iter([None, item(3), ref]))
 
 
 def test_an_item_invalidated_by_a_signal_handler_leaves_no_lease(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from shmstore.multimodal.caches.checks import check_batch, check_pairs, checked_hashes, no_features, one_or_more
 from shmstore.multimodal.caches.counts import CacheInfo
@@ -30,10 +30,8 @@ from shmstore.multimodal.values.types import (
     UpdatesT,
 )
 from shmstore.refs import StoreHandle
-
-if TYPE_CHECKING:
-    from shmstore.store import ObjectStoreWriter
-    from shmstore.tiers import StoreTier
+from shmstore.store import ObjectStoreWriter
+from shmstore.tiers import StoreTier
 
 __all__ = ["BaseMultiModalProcessorCache", "BaseMultiModalReceiverCache"]
 
@@ -69,6 +67,19 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
 
     Implementations are thread-safe, because an API server calls from a pool of threads.
     """
+
+    handle: StoreHandle | None = None
+    """The handle with which workers attach; None without a store."""
+    writer: ObjectStoreWriter | None = None
+    """The store's writer, for its statistics; None without a store."""
+    tier: StoreTier | None = None
+    """What is asked for items of other hosts, for its statistics; None without a tier."""
+    inline_full: int = 0
+    """Number of items sent inline because the store was full of items that are still to be read."""
+    inline_too_large: int = 0
+    """Number of items sent inline because they were too large for the store."""
+    inline_late: int = 0
+    """Number of items sent inline because a tier that was given up may still write them."""
 
     @abstractmethod
     def is_cached_item(self, mm_hash: str) -> bool:
@@ -115,35 +126,6 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
                 given[mm_hash] = mm_item
             outputs.append(self.get_and_update_item(given.get(mm_hash), mm_hash))
         return outputs
-
-    if TYPE_CHECKING:
-
-        @property
-        def handle(self) -> StoreHandle | None:
-            """The handle with which workers attach; None without a store."""
-
-        @property
-        def writer(self) -> ObjectStoreWriter | None:
-            """The store's writer, for its statistics; None without a store."""
-
-        @property
-        def tier(self) -> StoreTier | None:
-            """What is asked for items of other hosts, for its statistics; None without a tier."""
-
-        @property
-        def inline_full(self) -> int:
-            """Number of items sent inline because the store was full; 0 without a store."""
-
-        @property
-        def inline_too_large(self) -> int:
-            """Number of items sent inline because they were too large for the store; 0 without a store."""
-
-        @property
-        def inline_late(self) -> int:
-            """Number of items sent inline because a tier that was given up may still write them; 0 without a tier."""
-    else:  # not properties: a subclass may set an attribute of one of these names
-        handle = writer = tier = None
-        inline_full = inline_too_large = inline_late = 0
 
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before it was read, and return their number; 0 without a store.

@@ -13,7 +13,6 @@ __all__ = [
     "check_batch",
     "check_config",
     "check_hash",
-    "check_hashes",
     "check_known",
     "check_pairs",
     "checked_hashes",
@@ -48,19 +47,12 @@ def check_known(items: Sequence[object], mm_hashes: Sequence[str], known: Callab
 
 
 def check_pairs(items: Sequence[object], mm_hashes: Sequence[str], check: Callable[[Any, str], None]) -> None:
-    """Raise ValueError if the lengths differ, the errors of `check_hash`, and those of `check(item, mm_hash)`."""
-    check_hashes(mm_hashes)
+    """Raise ValueError if the lengths differ, the errors of `checked_hashes`, and those of `check(item, mm_hash)`."""
+    checked_hashes(mm_hashes)
     if len(items) != len(mm_hashes):
         raise ValueError(f"{len(items)} items but {len(mm_hashes)} hashes; pass one hash for each item")
-    _check_each(mm_hashes)
     for item, mm_hash in zip(items, mm_hashes, strict=True):
         check(item, mm_hash)
-
-
-def _check_each(mm_hashes: Sequence[str]) -> None:
-    for index, mm_hash in enumerate(mm_hashes):
-        if type(mm_hash) is not str or not mm_hash or not mm_hash.isascii():
-            check_hash(mm_hash, f"mm_hashes[{index}]" if len(mm_hashes) > 1 else "mm_hash")
 
 
 def check_hash(mm_hash: object, name: str = "mm_hash") -> None:
@@ -77,15 +69,6 @@ def check_hash(mm_hash: object, name: str = "mm_hash") -> None:
         raise ValueError(f"{name} must not be empty")
 
 
-def check_hashes(mm_hashes: object) -> None:
-    """Raise TypeError if the hashes are not a sequence, or are one str, which would be read as letters."""
-    if type(mm_hashes) is list:
-        return
-    if isinstance(mm_hashes, (str, bytes)) or not isinstance(mm_hashes, Iterable):
-        one = "one " if isinstance(mm_hashes, (str, bytes)) else ""
-        raise TypeError(f"mm_hashes must be a sequence of hashes, not {one}{kind_of(mm_hashes)}")
-
-
 def check_config(config: object) -> None:
     """Raise TypeError if this is not a configuration."""
     if not isinstance(config, MultiModalCacheConfig):
@@ -93,10 +76,14 @@ def check_config(config: object) -> None:
 
 
 def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
-    """Return the hashes, or raise the errors of `check_hashes` and `check_hash`."""
-    check_hashes(mm_hashes)
+    """Return the hashes, or raise the errors of `check_hash`, and TypeError for one str, which has letters."""
+    if type(mm_hashes) is not list and (isinstance(mm_hashes, (str, bytes)) or not isinstance(mm_hashes, Iterable)):
+        one = "one " if isinstance(mm_hashes, (str, bytes)) else ""
+        raise TypeError(f"mm_hashes must be a sequence of hashes, not {one}{kind_of(mm_hashes)}")
     hashes = list(mm_hashes)
-    _check_each(hashes)
+    for index, mm_hash in enumerate(hashes):
+        if type(mm_hash) is not str or not mm_hash or not mm_hash.isascii():
+            check_hash(mm_hash, f"mm_hashes[{index}]" if len(hashes) > 1 else "mm_hash")
     return hashes
 
 

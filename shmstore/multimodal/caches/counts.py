@@ -21,10 +21,6 @@ class CacheInfo:
         """hits / total; 0.0 before the first lookup."""
         return self.hits / self.total if self.total else 0.0
 
-    def __sub__(self, earlier: CacheInfo) -> CacheInfo:
-        """Return what was counted since `earlier`."""
-        return CacheInfo(self.hits - earlier.hits, self.total - earlier.total)
-
 
 class HitCounter:
     """Counts lookups; the owner holds the lock. All counts are one tuple, so that they change together."""

@@ -110,10 +110,9 @@ class Bounded(Generic[K, V]):
                 found.append(victim)
                 excess -= nbytes
                 too_many -= 1
-        if excess > 0 or too_many > 0:
-            count = len(self.entries) - len(found) - (old is not None)
-            held = f"{count} of {self.max_entries} entries and {excess + self.capacity - size} of {self.capacity}"
-            raise RuntimeError(f"no room for {size}: {held} are pinned (hint: unpin some)")
+        if excess > 0:
+            pinned = excess + self.capacity - size
+            raise RuntimeError(f"no room for {size}: {pinned} of {self.capacity} are pinned (hint: unpin some)")
         return found
 
     def put(self, key: K, value: V, size: float, victims: Iterable[K] | None = None) -> dict[K, tuple[V, float]]:
@@ -141,11 +140,7 @@ class Bounded(Generic[K, V]):
                 self.pop(key)
 
 
-class _Required:
-    pass
-
-
-_required = _Required()
+_REQUIRED = object()
 
 
 class LRUCache(MutableMapping[K, V]):
@@ -153,7 +148,7 @@ class LRUCache(MutableMapping[K, V]):
 
     `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Lookups (`[]`, `get`) and stores are
     uses. `in`, `peek`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity` is a
-    ValueError and evicts nothing. There are never more than `max_entries`. Pinned entries are never evicted. If the
+    ValueError and evicts nothing.  Pinned entries are never evicted. If the
     others do not make room, a store raises RuntimeError and changes nothing.
 
     `on_remove(key, value)` is called, with the lock held, for each entry that has left the cache for any reason. A
@@ -168,10 +163,9 @@ class LRUCache(MutableMapping[K, V]):
         capacity: float,
         getsizeof: Callable[[V], float] | None = None,
         *,
-        max_entries: float = math.inf,
         on_remove: Callable[[K, V], None] | None = None,
     ) -> None:
-        self._held: Bounded[K, V] = Bounded(capacity, max_entries)
+        self._held: Bounded[K, V] = Bounded(capacity)
         self._getsizeof = getsizeof
         self._counts = HitCounter()
         self._on_remove = on_remove
@@ -182,8 +176,6 @@ class LRUCache(MutableMapping[K, V]):
     def capacity(self) -> float:
         """The largest sum of the sizes."""
         return self._held.capacity
-
-    maxsize = capacity
 
     @property
     def currsize(self) -> float:
@@ -199,10 +191,6 @@ class LRUCache(MutableMapping[K, V]):
     def order(self) -> tuple[K, ...]:
         """The keys, least recently used first."""
         return tuple(self._snapshot())
-
-    def getsizeof(self, value: V) -> float:
-        """Return the size of the value, as the cache counts it."""
-        return 1 if self._getsizeof is None else self._getsizeof(value)
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
@@ -240,7 +228,7 @@ class LRUCache(MutableMapping[K, V]):
         return None if entry is None else entry[0]
 
     def __setitem__(self, key: K, value: V) -> None:
-        size = self.getsizeof(value)
+        size = 1 if self._getsizeof is None else self._getsizeof(value)
         if size > self.capacity:
             raise ValueError("value too large")
         with self._lock:
@@ -267,14 +255,14 @@ class LRUCache(MutableMapping[K, V]):
     def pop(self, key: K) -> V: ...
     @overload
     def pop(self, key: K, default: V | D) -> V | D: ...
-    def pop(self, key: K, default: object = _required) -> object:
+    def pop(self, key: K, default: object = _REQUIRED) -> object:
         """Remove the entry, even if it is pinned, and return its value, or `default`, or raise KeyError."""
         with self._lock:
             gone = self._guard.change(partial(self._guard.held().pop, key))
             self._removed(gone)
             if gone:
                 return gone[key][0]
-            if default is _required:
+            if default is _REQUIRED:
                 raise KeyError(key)
             return default
 

@@ -1,10 +1,12 @@
 """The `lru` pair: P0 keeps keys, sizes and prompt updates, P1 keeps the items, and both evict alike.
 
-The tensors are in memory once. `shmstore.multimodal.caches.shadow` explains how the two sides stay in step.
+The tensors are in memory once. `shmstore.multimodal.caches.shadow` explains how the two sides stay in step. Without an
+IPC cache P0 keeps the items itself, to preprocess none of them twice.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +18,8 @@ from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
+from shmstore.multimodal.values.sizes import item_size
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
     CacheTypes,
@@ -27,10 +31,96 @@ from shmstore.multimodal.values.types import (
 )
 from shmstore.refs import ObjectRef
 
-__all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache"]
+__all__ = [
+    "LruProcessorCache",
+    "MirroredProcessingCache",
+    "MultiModalProcessorOnlyCache",
+    "MultiModalProcessorSenderCache",
+    "MultiModalReceiverCache",
+]
 
 
-class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
+class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
+    """P0 without a store: keys in order of use, and what P0 keeps for each of them (`SentKeys`). Thread-safe."""
+
+    def __init__(self, config: MultiModalCacheConfig, types: CacheTypes[ItemT, UpdatesT], capacity: int) -> None:
+        self.types = checked_types(types)
+        self._sent: SentKeys[Any, ProcessorOutput[ItemT, UpdatesT]] = SentKeys(capacity, config.processor_cache_bytes)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The hashes cached, or expected in P1, least recently used first."""
+        return self._sent.order
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        """Return whether None is enough as input; changes neither order nor counts."""
+        entries = self._sent.guard.held().entries
+        if type(mm_hash) is str and mm_hash in entries:
+            return True
+        check_hash(mm_hash)
+        return mm_hash in entries
+
+    def get_and_update_item(
+        self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
+    ) -> ProcessorOutput[ItemT, UpdatesT]:
+        """Do `get_and_update` for one item; CacheMissError for None if nothing is cached."""
+        return self.get_and_update([mm_item], [mm_hash])[0]
+
+    def get_and_update(
+        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
+    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
+        """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
+
+        To stay in step, P1 must take the same batch at once (`get_and_update_features`).
+        """
+        return self._sent.send(mm_items, mm_hashes, self.types.check_input, self._offer, self._on_hit)
+
+    @abstractmethod
+    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]: ...
+
+    @abstractmethod
+    def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]: ...
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        """Mark the item as just used; ignore an absent one."""
+        check_hash(mm_hash)
+        self._sent.touch(mm_hash)
+
+    def clear_cache(self) -> None:
+        """Forget all items, prompt updates and counts; with `lru`, call P1's `clear_cache`, too."""
+        self._sent.clear()
+
+    def make_stats(self, delta: bool = False) -> CacheInfo:
+        """Return hits and total so far; with `delta`, since the last call with `delta`."""
+        return self._sent.stat(delta)
+
+
+class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
+    """Items and prompt updates in P0, up to `processor_cache_gb` of both together; thread-safe.
+
+    A hit returns the stored item and updates. A miss stores the input and returns it. An input that is larger than the
+    whole cache is returned but not stored. A tensor that is a view of a larger one is stored as a copy, so that the
+    cache keeps no more than it counts.
+    """
+
+    def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
+        check_config(config)
+        self._capacity = config.processor_cache_bytes
+        super().__init__(config, types, self._capacity)
+
+    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
+        item, updates = mm_item
+        types = self.types
+        size = types.item_size(item, mm_hash) + types.updates_size(updates, mm_hash)
+        output = types.alone(mm_item) if size <= self._capacity else mm_item
+        return Offer(size, (output[0], types.keep_updates(updates)), size, output)
+
+    def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
+        item, updates = kept
+        return item, self.types.give_updates(updates)
+
+
+class MultiModalProcessorSenderCache(LruProcessorCache[ItemT, UpdatesT]):
     """P0 of `lru`: a hit returns `(None, updates)`; a miss returns the input and records it as sent. Thread-safe.
 
     Sizes of items count against `ipc_cache_gb`, as in P1. Prompt updates count against `processor_cache_gb`. If those
@@ -40,74 +130,20 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, Updates
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         check_config(config)
-        self.types = checked_types(types)
-        self._sent: SentKeys[Any, ProcessorOutput[ItemT, UpdatesT]] = SentKeys(
-            config.ipc_cache_bytes, config.processor_cache_bytes
-        )
+        super().__init__(config, types, config.ipc_cache_bytes)
 
-    @property
-    def order(self) -> tuple[str, ...]:
-        """The hashes that P1 is expected to hold, least recently used first."""
-        return self._sent.order
-
-    def is_cached_item(self, mm_hash: str) -> bool:
-        """Return whether P1 is expected to hold the item; changes neither order nor counts."""
-        if type(mm_hash) is str and mm_hash in self._sent:
-            return True
-        check_hash(mm_hash)
-        return mm_hash in self._sent
-
-    def get_and_update_item(
-        self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
-    ) -> ProcessorOutput[ItemT, UpdatesT]:
-        """Return `(None, updates)` if P1 has the item, else the input; CacheMissError if that is None."""
-        return self.get_and_update([mm_item], [mm_hash])[0]
-
-    def get_and_update(
-        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
-    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
-        """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
-
-        Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
-        missing hashes of the batch. To stay in step, P1 must take the same batch at once (`get_and_update_features`).
-        """
-        with self._sent.guard.lock:
-            check_batch(mm_items, mm_hashes, self._sent.__contains__, self.types.check_input)
-            offers = [
-                None if mm_item is None else self._offer(mm_item, mm_hash, sent=mm_hash not in self._sent)
-                for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
-            ]
-            return self._sent.exchange(offers, mm_hashes, self._nothing_to_send)
-
-    def _offer(
-        self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, *, sent: bool
-    ) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
+    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
         item, updates = mm_item
         types = self.types
         size = types.item_size(item, mm_hash)  # first, because it rejects data that contains itself
-        alone = types.own_memory(item) if sent else item
-        output = mm_item if alone is item else (alone, updates)
-        return Offer(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), output)
+        return Offer(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), types.alone(mm_item))
 
-    def _nothing_to_send(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
+    def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
         return None, self.types.give_updates(kept)
-
-    def touch_sender_cache_item(self, mm_hash: str) -> None:
-        """Mark the item as just used; ignore an absent one."""
-        check_hash(mm_hash)
-        self._sent.touch(mm_hash)
 
     def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
         self._sent.invalidate(one_or_more(mm_hashes))
-
-    def clear_cache(self) -> None:
-        """Forget all keys, prompt updates and counts; call P1's `clear_cache`, too."""
-        self._sent.clear()
-
-    def make_stats(self, delta: bool = False) -> CacheInfo:
-        """Return hits and total so far; with `delta`, since the last call with `delta`."""
-        return self._sent.stat(delta)
 
 
 class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
@@ -142,8 +178,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
 
-        Raises ValueError if the lengths differ, TypeError for a wrong item or hash (a reference is for the workers),
-        and CacheMissError with all missing hashes of the batch.
+        Raises TypeError for a reference, which is for the workers.
         """
         types = self.types
         with self._guard.lock:
@@ -182,3 +217,57 @@ def _check_arrived(types: CacheTypes[Any, Any], item: ReceiverInput[Any], mm_has
             "engine core has no cache; forward references unchanged)"
         )
     types.check_item(item, mm_hash)
+
+
+class MirroredProcessingCache:
+    """The earlier form of `lru`, in which both sides keep every item, for engines that still use it. Thread-safe.
+
+    Make one in each process, and call the methods of that side. Each side holds up to `ipc_cache_gb` of items. A tensor
+    that is a view of a larger one is held as a copy.
+    """
+
+    def __init__(self, config: MultiModalCacheConfig) -> None:
+        check_config(config)
+        capacity = config.ipc_cache_bytes
+        self._p0: SentKeys[MultiModalKwargsItem, MultiModalKwargsItem | None] = SentKeys(capacity, capacity)
+        self._p1: MultiModalReceiverCache[MultiModalKwargsItem] = MultiModalReceiverCache(config)
+
+    def get_and_update_p0(
+        self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
+    ) -> list[MultiModalKwargsItem | None]:
+        """Return what to send of each item: None if the other side has it, else the item, which is stored here, too.
+
+        Raises ValueError if the lengths differ, TypeError for a wrong item or hash, and CacheMissError with all hashes
+        that have no item, given or stored. The batch has then changed nothing.
+        """
+        return self._p0.send(mm_items, mm_hashes, MULTIMODAL.check_item, _mirrored, lambda item: None)
+
+    def get_and_update_p1(
+        self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
+    ) -> list[MultiModalKwargsItem]:
+        """Return each item as it came or is stored, and store what came. Raises the errors of `get_and_update_p0`."""
+        return self._p1.get_and_update(mm_items, mm_hashes)
+
+    def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:
+        """Return the item stored on the P0 side, which need not be preprocessed again, or None if there is none."""
+        return self._p0.peek(mm_hash)
+
+    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
+        """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
+        self._p0.invalidate(one_or_more(mm_hashes))
+
+    def make_stats(self, delta: bool = False) -> CacheInfo:
+        """Return hits and total on the P0 side; with `delta`, since the last call with `delta`."""
+        return self._p0.stat(delta)
+
+    def reset(self) -> bool:
+        """Forget everything on this side and return True."""
+        self._p0.clear()
+        self._p1.clear_cache()
+        return True
+
+
+def _mirrored(item: MultiModalKwargsItem, mm_hash: str) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
+    size = item_size(item, mm_hash)
+    alone = own_memory(item)
+    return Offer(size, alone, size, alone)

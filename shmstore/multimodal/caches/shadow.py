@@ -28,8 +28,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from shmstore.multimodal.caches.checks import check_batch
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 
@@ -73,9 +74,6 @@ class SentKeys(Generic[V, T]):
         self._counts = HitCounter()
         self.guard = Guard(self._kept, self._empty)
 
-    def __contains__(self, mm_hash: str) -> bool:
-        return mm_hash in self.guard.held().entries
-
     @property
     def order(self) -> tuple[str, ...]:
         """The keys that P1 is expected to hold, least recently used first."""
@@ -93,39 +91,51 @@ class SentKeys(Generic[V, T]):
         with self.guard.lock:
             return self._counts.stat(delta)
 
-    def exchange(
-        self, offers: Sequence[Offer[V, T] | None], mm_hashes: Sequence[str], on_hit: Callable[[V], T]
+    def send(
+        self,
+        items: Sequence[Any],
+        mm_hashes: Sequence[str],
+        check: Callable[[Any, str], None],
+        offer: Callable[[Any, str], Offer[V, T]],
+        on_hit: Callable[[V], T],
     ) -> list[T]:
-        """Return what to send of a batch: `on_hit(value)` of a hit, else the offer's `sent`.
+        """Return what to send of a batch, all or nothing: `on_hit(value)` of a hit, else the `sent` of an offer.
 
-        The caller has held the lock since its `check_batch`.
+        `offer(item, mm_hash)` makes the offer of an item that is new. Raises the errors of `check_batch`.
         """
-        kept = self.guard.held()
-        held = {key: entry[0] for key in mm_hashes if (entry := kept.entries.get(key)) is not None}
-        given: dict[str, Offer[V, T]] = {}
-        outputs: list[T] = []
-        sent: list[Offer[V, T] | None] = []
-        for offer, mm_hash in zip(offers, mm_hashes, strict=True):
-            if mm_hash in held:  # even if this batch evicts it, because P1 looks up its hits first, too
-                outputs.append(on_hit(held[mm_hash]))
-                sent.append(None)
-                continue
-            offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
-            outputs.append(offer.sent)
-            sent.append(offer)
-            if offer.size <= self._shadow.capacity and offer.kept_size <= kept.capacity:
-                held[mm_hash] = offer.kept
-        self.guard.change(partial(self._exchange, mm_hashes, sent))
-        self._counts.add(sent.count(None), len(sent))
-        return outputs
+        with self.guard.lock:
+            kept = self.guard.held()
+            check_batch(items, mm_hashes, kept.entries.__contains__, check)
+            held = {key: entry[0] for key in mm_hashes if (entry := kept.entries.get(key)) is not None}
+            given: dict[str, Offer[V, T]] = {}
+            outputs: list[T] = []
+            sent: list[Offer[V, T] | None] = []
+            for item, mm_hash in zip(items, mm_hashes, strict=True):
+                if mm_hash in held:  # even if this batch evicts it, because P1 looks up its hits first, too
+                    outputs.append(on_hit(held[mm_hash]))
+                    sent.append(None)
+                    continue
+                if mm_hash not in given:
+                    given[mm_hash] = offer(item, mm_hash)
+                new = given[mm_hash]
+                outputs.append(new.sent)
+                sent.append(new)
+                if new.size <= self._shadow.capacity and new.kept_size <= kept.capacity:
+                    held[mm_hash] = new.kept
+            self.guard.change(partial(self._record, mm_hashes, sent))
+            self._counts.add(sent.count(None), len(sent))
+            return outputs
 
-    def _exchange(self, mm_hashes: Sequence[str], sent: Sequence[Offer[V, T] | None]) -> None:
+    def _record(self, mm_hashes: Sequence[str], sent: Sequence[Offer[V, T] | None]) -> None:
         batch, shadow, kept = self._counts.total, self._shadow, self._kept
         for mm_hash in mm_hashes:
             entry = shadow.entries.get(mm_hash)
-            if entry is not None and entry[0].first_hit is None:
+            if entry is None:
+                continue
+            if entry[0].first_hit is None:
                 shadow.entries[mm_hash] = entry[0]._replace(first_hit=batch), entry[1]
-            self._touch(mm_hash)
+            shadow.entries.move_to_end(mm_hash)
+            kept.touch(mm_hash)
         if not any(sent):
             return
         for offer, mm_hash in zip(sent, mm_hashes, strict=True):

@@ -50,7 +50,7 @@ def get_patiently(reader: ObjectStoreReader, ref: ObjectRef, copy: bool = False)
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     """A worker of `shm`: a reference becomes the item, and an inline item passes through. Thread-safe.
 
-    Owns `reader` and closes it. `policy` says what becomes of a reference:
+    Owns `reader`, whose statistics may be asked for, and closes it. `policy` says what becomes of a reference:
 
     * "views": the item's tensors are read-only views of shared memory. They hold its bytes until the last of them is
       gone. Writing into one is a segmentation fault.
@@ -77,13 +77,8 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         self._copy = policy == "copy"
         self._step: list[tuple[Feature, ItemT, ObjectRef]] | None = [] if policy == "until_step" else None
         self.types = checked_types(types)
-        self._reader = reader
+        self.reader = reader
         self._relay = relay if relay is None or isinstance(relay, RelayClient) else RelayClient(relay)
-
-    @property
-    def reader(self) -> ObjectStoreReader:
-        """The store's reader, for its statistics."""
-        return self._reader
 
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item that the reference names, or that came inline; CacheMissError if it is not there.
@@ -97,7 +92,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
             if self._is_foreign(mm_item):
                 return self.get_and_update([mm_item], [mm_hash])[0]
             try:
-                item: ItemT = get_patiently(self._reader, mm_item, self._copy)
+                item: ItemT = get_patiently(self.reader, mm_item, self._copy)
             except StaleRefError as stale:
                 raise CacheMissError([mm_hash]) from stale
             return item
@@ -110,8 +105,8 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         """Do `get_and_update_item` for each; CacheMissError with all missing hashes before a reference is read.
 
-        Before that, raises ValueError if the lengths differ, and TypeError for a wrong item, reference or hash. After
-        an error, references that were not read are still open; the API server ends them with the sender's `release`.
+        After an error, references that were not read are still open; the API server ends them with the sender's
+        `release`.
         """
         check_pairs(mm_items, mm_hashes, self._check_arrived)
         if self._relay is not None and any(map(self._is_foreign, mm_items)):
@@ -120,12 +115,12 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
 
     def _is_foreign(self, sent: object) -> bool:
         """Return whether the relay has to fetch this."""
-        return self._relay is not None and isinstance(sent, ObjectRef) and sent.store_id != self._reader.store_id
+        return self._relay is not None and isinstance(sent, ObjectRef) and sent.store_id != self.reader.store_id
 
     def _relayed(
         self, relay: RelayClient, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]
     ) -> list[ItemT]:
-        self._reader.stats()  # raises if the cache was closed, before anybody is asked
+        self.reader.stats()  # raises if the cache was closed, before anybody is asked
         arrived = list(mm_items)
         why: CacheMissError | None = None
         with relay.fetching() as conversation:
@@ -150,7 +145,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
             if mm_item is None:
                 if mm_hash not in given:
                     missing[mm_hash] = None
-            elif isinstance(mm_item, ObjectRef) and not self._reader.validate(mm_item):
+            elif isinstance(mm_item, ObjectRef) and not self.reader.validate(mm_item):
                 missing[mm_hash] = None
                 stale = mm_item
             else:
@@ -158,7 +153,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         if missing:
             if stale is not None:
                 with suppress(StaleRefError):
-                    self._reader.get(stale)  # raises if the store itself was removed
+                    self.reader.get(stale)  # raises if the store itself was removed
             raise CacheMissError(missing)
         return [
             self.get_and_update_item(given[mm_hash] if mm_item is None else mm_item, mm_hash)
@@ -201,17 +196,16 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End this worker's part of each lease that it will not read, and return how many it had not read.
 
-        The other workers are not affected; the sender's `release` is for all of them. It is safe after a read, and
-        twice. With a relay, references of other stores are ignored, because no lease there waits for this worker.
-        Raises TypeError for anything else than what is sent, and has then changed nothing. Raises StaleRefError,
-        after the others, if an object is here and its reference was never handed out.
+        The sender's `release` is for all workers. With a relay, references of other stores are ignored, because no
+        lease there waits for this worker. Raises StaleRefError, after the others, if an object is here and its
+        reference was never handed out.
         """
         sent = self.types.checked_sent(refs)
-        return end_each(self._reader.release, (ref for ref in sent if not self._is_foreign(ref)))
+        return end_each(self.reader.release, (ref for ref in sent if not self._is_foreign(ref)))
 
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""
         self.release_step()
         if self._relay is not None:
             self._relay.close()
-        self._reader.close()
+        self.reader.close()

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmstore.errors import (
     CacheMissError,
@@ -46,6 +45,7 @@ from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.shm_receiver import end_each
 from shmstore.multimodal.caches.stored_updates import UNKNOWN, StoredUpdates
 from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.values.sizes import named
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
     CacheTypes,
@@ -55,16 +55,13 @@ from shmstore.multimodal.values.types import (
     ReceiverInput,
     UpdatesT,
 )
-from shmstore.refs import trusted_ref
+from shmstore.refs import StoreHandle, trusted_ref
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import MAX_KEY, int_of, stored_key
 from shmstore.store.batch import internals_of
 from shmstore.store.kinds import number_of
-
-if TYPE_CHECKING:
-    from shmstore.refs import StoreHandle
-    from shmstore.store.writer import Batch
-    from shmstore.tiers import StoreTier
+from shmstore.store.writer import Batch
+from shmstore.tiers import StoreTier
 
 __all__ = ["ShmObjectStoreSenderCache"]
 
@@ -88,10 +85,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     With a `tier`, which the sender owns, an item that another host has processed is fetched into the store when
     `is_cached_item` asks for it, and new items are published to the others. A tier that fails costs misses only.
 
-    Raises ValueError for a configuration of another mode, for a writer that another sender has, and for a writer whose
-    readers are not those of the configuration, since leases would wait for workers that never come. Logs a warning if
-    the capacity is not `ipc_cache_gb`, and goes on with it. After an error the writer is still the caller's.
+    Raises ValueError for a configuration of another mode, and for a writer whose readers are not those of the
+    configuration, since leases would wait for workers that never come. The writer is then still the caller's.
     """
+
+    handle: StoreHandle
+    writer: ObjectStoreWriter
 
     def __init__(
         self,
@@ -111,51 +110,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self.types = checked_types(types)
         self._item_type = types.item_type
         self._hold = bool(hold)
-        self._tier = tier
-        self._writer = writer
+        self.tier = tier
+        self.writer = writer
+        self.handle = writer.handle
         self._inside = internals_of(writer)
         self._native = self._inside.native
         self._updates = StoredUpdates(types, writer)
         self._counts = HitCounter()
-        self._inline_full = 0
-        self._inline_too_large = 0
-        self._inline_late = 0
-        try:
-            _claim(writer, self)
-            _compare_capacity(config, writer)
-        except BaseException:
-            _disclaim(writer, self)  # its traceback may keep it alive
-            raise
-
-    @property
-    def handle(self) -> StoreHandle:
-        """The handle with which the workers attach."""
-        return self._writer.handle
-
-    @property
-    def writer(self) -> ObjectStoreWriter:
-        """The store's writer, for its statistics."""
-        return self._writer
-
-    @property
-    def tier(self) -> StoreTier | None:
-        """What is asked for items of other hosts, for its statistics; None without a tier."""
-        return self._tier
-
-    @property
-    def inline_full(self) -> int:
-        """Number of items sent inline because the store was full of items that are still to be read."""
-        return self._inline_full
-
-    @property
-    def inline_too_large(self) -> int:
-        """Number of items sent inline because they were too large for the store."""
-        return self._inline_too_large
-
-    @property
-    def inline_late(self) -> int:
-        """Number of items sent inline because a tier that was given up may still write them."""
-        return self._inline_late
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether None is enough as input; changes neither order nor counts. StoreClosedError after `close`.
@@ -168,13 +129,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             mm_hash = stored_key(mm_hash)
         if self._updates.is_cached(mm_hash):
             return True
-        if self._tier is None:
+        if self.tier is None:
             return False
 
         def accepts(extra: bytes) -> bool:  # else its hit would be a miss, again and again
             return self._updates.unpacked(extra, mm_hash) is not UNKNOWN
 
-        return self._tier.fetch(mm_hash, accepts=accepts) and self._updates.is_cached(mm_hash)
+        return self.tier.fetch(mm_hash, accepts=accepts) and self._updates.is_cached(mm_hash)
 
     def get_and_update_item(
         self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
@@ -202,11 +163,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def get_and_update(
         self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
     ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
-        """Do `get_and_update_item` for each, all or nothing: if one fails, no lease is open and no item recorded.
-
-        What is cached stays until the batch is done. Raises ValueError if the lengths differ, TypeError as for one
-        item, and CacheMissError with all missing hashes of the batch.
-        """
+        """Do `get_and_update_item` for each, all or nothing; what is cached stays until the batch is done."""
         check_pairs(mm_items, mm_hashes, self.types.check_input)
         return self._exchange(mm_items, [stored_key(mm_hash) for mm_hash in mm_hashes])
 
@@ -249,27 +206,31 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     self.types.check_input(mm_item, mm_hash)
                 outputs.append(self._hit(batch, mm_hash) if known else None)
             if None in outputs:
-                given = _given(mm_items, mm_hashes, outputs)
-                if self._tier is not None:
+                pairs = zip(reversed(mm_hashes), reversed(mm_items), strict=True)  # of a repetition the first counts
+                given = {mm_hash: mm_item for mm_hash, mm_item in pairs if mm_item is not None}
+                missing = [h for h, output in zip(mm_hashes, outputs, strict=True) if output is None and h not in given]
+                if missing:  # gone since it was looked for, or without a lease entry
+                    raise CacheMissError(dict.fromkeys(missing))
+                if self.tier is not None:
                     for mm_hash in given:
-                        self._tier.wait(mm_hash)
+                        self.tier.wait(mm_hash)
                 with self._storing:
                     for at, mm_hash in enumerate(mm_hashes):
                         if outputs[at] is None:
                             outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed, stored)
-                    if self._tier is not None:  # here: what is stored before a clear is published before it
+                    if self.tier is not None:  # here: what is stored before a clear is published before it
                         late = missed.count(ObjectNotFoundError)
                         for mm_hash in stored:  # if this batch is undone, what the tier has is no less right
-                            self._tier.publish(mm_hash)
+                            self.tier.publish(mm_hash)
                 misses = len(missed)
                 full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
             # The commit: without a call, so that nothing comes in between.
             now = counts.counts
             counts.counts = now[0] + total - misses, now[1] + total, now[2], now[3]
             if full or large or late:
-                self._inline_full += full
-                self._inline_too_large += large
-                self._inline_late += late
+                self.inline_full += full
+                self.inline_too_large += large
+                self.inline_late += late
             batch.record.keep = 1
             if native._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 native.spare = batch
@@ -286,7 +247,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             return None
         updates = self._updates.of(ref, mm_hash)
         if updates is UNKNOWN:
-            self._writer.cancel(ref)
+            self.writer.cancel(ref)
             return None
         return ref, updates
 
@@ -315,14 +276,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     return ref, known
                 extra = b""
         except _NO_VALUE as error:
-            raise _of_item(error, mm_hash) from None
+            raise named(error, f"item of {shown(mm_hash)}") from None
         except _NO_ROOM as error:
             missed.append(type(error))  # not the error, whose traceback would keep this frame, and all below it
             self._warn(error, missed.count(type(error)))
-            return self._inline(mm_item)
+            return self.types.alone(mm_item)
         except ObjectNotFoundError:  # a tier that was given up may still write an object of this key
             missed.append(ObjectNotFoundError)
-            return self._inline(mm_item)
+            return self.types.alone(mm_item)
         missed.append(None)
         if extra:  # else another host could not use it
             stored.append(mm_hash)
@@ -337,37 +298,34 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         except (TypeError, ValueError):
             return None
 
-    def _inline(self, mm_item: tuple[ItemT, UpdatesT]) -> tuple[ItemT, UpdatesT]:
-        item, updates = mm_item
-        alone = self.types.own_memory(item)  # a view would be pickled with all that it is a view into
-        return mm_item if alone is item else (alone, updates)
-
     def _warn(self, error: ShmStoreError, more: int) -> None:
         if isinstance(error, StoreFullError):
+            count, why = self.inline_full + more, str(error)
             setting = "shm_max_objects" if error.resource in ("slots", "leases") else "ipc_cache_gb"
-            _warn(self._inline_full + more, str(error), f"{setting} sets how much there is")
+            limit = f"{setting} sets how much there is"
         else:
             # Not the store's hint: here its limits are settings, and the item is sent inline already.
+            count, why = self.inline_too_large + more, error.message
             limit = "that is shm_max_object_size_mb, at most ipc_cache_gb"
-            _warn(self._inline_too_large + more, error.message, limit)
+        # The error as text: a handler that keeps the record would keep the error's frames, and the items in them.
+        if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
+            _log.warning("item sent inline (%d so far): %s; %s", count, why, limit)
 
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before its workers read it; return how many were open.
 
-        Takes what was sent of each item: a reference, or an inline item or None, which have no lease. It is safe after
-        the workers have read, and twice. Raises TypeError for anything else, such as a whole output, and has then ended
-        no lease. Raises StaleRefError for a reference that this sender never gave, after the others.
+        Raises StaleRefError for a reference that this sender never gave, after the others.
         """
-        return end_each(self._writer.cancel, self.types.checked_sent(refs))
+        return end_each(self.writer.cancel, self.types.checked_sent(refs))
 
     def assign_group(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
         """Let the leases of what goes to one engine core wait for its workers only; return how many are still open.
 
-        Call it before the request is sent; again with the same core does nothing. Raises TypeError as `release` does,
-        and ValueError if there is no such core, or if one of the leases waits for another one already.
+        Again with the same core does nothing. Raises ValueError if there is no such core, or if one of the leases waits
+        for another one already.
         """
-        engine = int_of("engine (below data_parallel_size)", engine, 0, len(self._writer.groups) - 1)
-        return end_each(lambda ref: self._writer.assign_group(ref, engine), self.types.checked_sent(sent))
+        engine = int_of("engine (below data_parallel_size)", engine, 0, len(self.writer.groups) - 1)
+        return end_each(lambda ref: self.writer.assign_group(ref, engine), self.types.checked_sent(sent))
 
     def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Store these items again at their next input, because a worker has raised `CacheMissError` for them.
@@ -377,15 +335,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """
         hashes = [stored_key(mm_hash) for mm_hash in one_or_more(mm_hashes)]
         with self._storing:
-            if self._tier is not None:
-                self._tier.remove(hashes)
+            if self.tier is not None:
+                self.tier.remove(hashes)
             for mm_hash in hashes:
-                self._writer.delete(mm_hash)
+                self.writer.delete(mm_hash)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; ignore an absent one."""
         check_hash(mm_hash)
-        self._writer.touch(mm_hash)
+        self.writer.touch(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; an item that is being read stays until it has been read.
@@ -394,11 +352,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         stays there for other hosts. `tier_namespace` is for changes of a processor or a model.
         """
         with self._storing:
-            if self._tier is not None:
-                self._tier.clear()
-            self._writer.clear()
+            if self.tier is not None:
+                self.tier.clear()
+            self.writer.clear()
             self._counts.clear()
-            self._inline_full = self._inline_too_large = self._inline_late = 0
+            self.inline_full = self.inline_too_large = self.inline_late = 0
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
@@ -412,88 +370,17 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         storing at the time raises StoreClosedError. Before, it gives a tier a few seconds for what is still to be sent.
         """
         try:
-            if self._tier is not None:
-                self._tier.close()
+            if self.tier is not None:
+                self.tier.close()
         finally:
-            self._writer.close(unlink)
-
-
-_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache[Any, Any]]]] = (
-    weakref.WeakKeyDictionary()
-)
-"""The senders that have asked for a writer, in order; the first that is alive has it."""
-
-
-def _claim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache[Any, Any]) -> None:
-    # Without a lock, which another thread might hold at a fork. Each change is one operation of a dict or a list, so
-    # one of several threads is the first.
-    mine = weakref.ref(sender)
-    claims = _senders.setdefault(writer, [])
-    claims.append(mine)
-    if next(claim for claim in claims if claim() is not None) is not mine:
-        raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
-
-
-def _disclaim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache[Any, Any]) -> None:
-    mine, claims = weakref.ref(sender), _senders.get(writer, [])
-    if mine in claims:  # an interrupt may come before it is
-        claims.remove(mine)
+            self.writer.close(unlink)
 
 
 def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
     if config.cache_type != "shm":
         raise ValueError(f"config: expected one of cache_type='shm', got cache_type={shown(config.cache_type)}")
-    readers = writer.handle.n_readers
-    if readers != config.n_readers:
-        engines = "" if config.n_engines == 1 else f" and data_parallel_size {config.n_engines}"
-        raise ValueError(
-            f"writer: {writer!r} expects {readers} readers, and config has world_size {config.world_size}{engines} "
-            "(hint: create a new store, or set world_size to the number of readers)"
-        )
     if writer.groups != (config.world_size,) * config.n_engines:
         raise ValueError(
             f"writer: {writer!r} has groups of {list(writer.groups)} ranks, and config has {config.n_engines} engine "
             f"cores of {config.world_size} workers (hint: create a new store with these groups)"
         )
-
-
-def _compare_capacity(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
-    # A store rounds its capacity up to a multiple of 64.
-    capacity, wanted = writer.stats().capacity, (config.ipc_cache_bytes + 63) // 64 * 64
-    if capacity != wanted:
-        _log.warning(
-            "%r has a capacity of %d bytes, and ipc_cache_gb asks for %d; it goes on with what it has",
-            writer,
-            capacity,
-            wanted,
-        )
-
-
-def _given(
-    mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str], outputs: Sequence[Any]
-) -> dict[str, tuple[ItemT, UpdatesT]]:
-    """Return the inputs by hash; CacheMissError if there is none for an output that is missing."""
-    given: dict[str, tuple[ItemT, UpdatesT]] = {}
-    missing: dict[str, None] = {}
-    for mm_item, mm_hash, output in zip(mm_items, mm_hashes, outputs, strict=True):
-        if mm_hash not in given:
-            if mm_item is not None:
-                given[mm_hash] = mm_item
-            elif output is None:
-                missing[mm_hash] = None
-    if missing:
-        raise CacheMissError(missing)
-    return given
-
-
-def _of_item(error: UnsupportedValueError | NestingError, mm_hash: str) -> Exception:
-    said = f"item of {shown(mm_hash)}: {error.message}"
-    if isinstance(error, NestingError):
-        return NestingError(said, hint=error.hint)
-    return UnsupportedValueError(said, path=error.path, hint=error.hint)
-
-
-def _warn(count: int, why: str, setting: str) -> None:
-    # The error as text: a handler that keeps the record would keep the error's frames, and the items in them.
-    if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-        _log.warning("item sent inline (%d so far): %s; %s", count, why, setting)

@@ -1,7 +1,7 @@
 """How the multi-modal types are stored: as trees of the store's own serializer, `shmstore.serde`.
 
-`register` adds them to that serializer. An item is a flat dict of its data. Under the key "" it has one text with a
-line for each key's field, and then the modality:
+This module registers them with that serializer. An item is a flat dict of its data. Under the key "" it has one text
+with a line for each key's field, and then the modality:
 
     {"": "b\\ns2\\nf0 0:5:;5:9:\\nimage", "pixel_values": tensor, "image_grid_thw": tensor, "patches": tensor}
 
@@ -39,8 +39,7 @@ from shmstore.multimodal.values.items import (
     PlaceholderRange,
     ResolvedPromptUpdate,
 )
-
-__all__ = ["register"]
+from shmstore.serde import register_type
 
 T = TypeVar("T")
 
@@ -54,12 +53,9 @@ def _field_to_text(field: Any) -> str:
     if kind is MultiModalSharedField:
         return f"s{field.batch_size}"
     if kind is MultiModalFlatField:
-        slices = field.slices
-        if len(slices) == 1 and type(slices[0]) is slice:
-            return f"f{field.dim} " + _slice_to_text(slices[0])
         return f"f{field.dim} " + ";".join(
             _slice_to_text(cut) if isinstance(cut, slice) else "(" + ",".join(map(_slice_to_text, cut))
-            for cut in slices
+            for cut in field.slices
         )
     raise TypeError(f"no serializer for a field of type {kind.__name__}")
 
@@ -218,8 +214,7 @@ def _range_to_tree(position: PlaceholderRange) -> list[Any]:
 
 
 def _range_from_tree(tree: Any) -> PlaceholderRange:
-    offset, length, is_embed = _list_of(3, tree)
-    return PlaceholderRange(offset, length, is_embed)
+    return PlaceholderRange(*_list_of(3, tree))
 
 
 def _update_to_tree(update: ResolvedPromptUpdate) -> list[Any]:
@@ -227,8 +222,7 @@ def _update_to_tree(update: ResolvedPromptUpdate) -> list[Any]:
 
 
 def _update_from_tree(tree: Any) -> ResolvedPromptUpdate:
-    modality, item_idx, mode, target, content = _list_of(5, tree)
-    return ResolvedPromptUpdate(modality, item_idx, mode, target, content)
+    return ResolvedPromptUpdate(*_list_of(5, tree))
 
 
 _TYPES: tuple[tuple[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]], ...] = (
@@ -244,7 +238,5 @@ _TYPES: tuple[tuple[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]],
 )
 
 
-def register(register_type: Callable[[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]], None]) -> None:
-    """Register each multi-modal type with `register_type` of the store's serializer."""
-    for name, cls, to_tree, from_tree in _TYPES:
-        register_type(name, cls, to_tree, from_tree)
+for _name, _cls, _to_tree, _from_tree in _TYPES:
+    register_type(_name, _cls, _to_tree, _from_tree)

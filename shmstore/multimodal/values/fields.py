@@ -113,7 +113,7 @@ class MultiModalBatchedField(MultiModalField):
         return torch.stack(pieces, out=room)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True)
 class MultiModalFlatField(MultiModalField):
     """Gives each item a slice of one tensor; joins by concatenation along `dim`, else to a flat list.
 
@@ -132,11 +132,6 @@ class MultiModalFlatField(MultiModalField):
                 raise TypeError(f"slices must have a slice or a tuple of slices for each item, not {shown(cut)}")
             cuts.append(cut if isinstance(cut, slice) else parts)
         object.__setattr__(self, "slices", tuple(cuts))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MultiModalFlatField):
-            return NotImplemented
-        return self.dim == other.dim and self.slices == other.slices
 
     def __hash__(self) -> int:
         return hash((self.dim, len(self.slices)))  # before Python 3.12, slices are not hashable
@@ -206,9 +201,6 @@ class MultiModalSharedField(MultiModalField):
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
 
-    def _joins_with(self, other: MultiModalField) -> bool:
-        return isinstance(other, MultiModalSharedField)
-
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
         return [data] * self.batch_size
 
@@ -237,12 +229,8 @@ class MultiModalFieldElem:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MultiModalFieldElem):
             return NotImplemented
-        return (
-            self.modality == other.modality
-            and self.key == other.key
-            and self.field == other.field
-            and nested_equal(self.data, other.data)
-        )
+        mine, theirs = (self.modality, self.key, self.field), (other.modality, other.key, other.field)
+        return mine == theirs and nested_equal(self.data, other.data)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

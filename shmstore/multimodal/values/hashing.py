@@ -5,8 +5,8 @@ number of its parts, followed by the parts. Different trees therefore give diffe
 ["a", "b"], 1 and True and 1.0 and "1", a list and a tuple, and the same bytes as float16 and as bfloat16.
 
 Dicts and keyword arguments are hashed in the order of their encoded keys, because equal dicts may have different
-orders. Memory layout is not content: a transposed view hashes like its contiguous copy. Bytes that belong to no value
-count as zeros. Such bytes are between the fields of an aligned dtype or behind an 80-bit long double.
+orders. Memory layout is not content: a transposed view hashes like its contiguous copy. Dtypes in which some bytes may
+belong to no value are refused.
 
 Ambiguous values are refused, because they could share a hash with different content. The main example is an image of
 several frames. A caller may mean the current frame, as image processors do, or all frames. Reading all frames would
@@ -18,27 +18,23 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-import math
 import struct
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import PurePath, PureWindowsPath
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 
 from shmstore.errors import NestingError, cut, shown
-from shmstore.multimodal.values.fields import MultiModalField, MultiModalFlatField
 from shmstore.multimodal.values.items import MultiModalKwargsItem
 
 __all__ = ["hash_item"]
 
 Algorithm = Literal["blake3", "sha256", "sha512"]
-
-
-class _Hasher(Protocol):
-    def update(self, data: Any, /) -> object: ...
+_Write: TypeAlias = Callable[[Any], object]
+"""`update` of a hasher."""
 
 
 def _find_hashers() -> dict[str | None, Callable[[], Any]]:
@@ -67,18 +63,18 @@ def _hasher_of(algorithm: str | None) -> Callable[[], Any]:
 def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: object) -> str:
     """Return the content hash of `value` and of the processor's keyword arguments, as hex digits.
 
-    It accepts None, bool, int, float, complex, str, bytes, memoryviews, tensors, arrays, Pillow images of one frame,
-    items, torch and numpy dtypes, paths, members of enumerations, and lists, tuples and dicts of these. A path is
-    hashed by its text, not by its file.
+    It accepts None, bool, int, float, complex, str, bytes, tensors, arrays, Pillow images of one frame, items, torch
+    and numpy dtypes, paths, members of enumerations, and lists, tuples and dicts of these. A path is hashed by its
+    text, not by its file.
 
     `algorithm` is "blake3", "sha256" or, with 128 digits instead of 64, "sha512". None takes BLAKE3 if its package is
     installed, else SHA-256. Name one where FIPS asks for it, or where processes compare hashes and not all of them have
     the package. It is given by position, because every keyword is an argument of the processor. ValueError for another
     name, and ImportError for "blake3" without its package.
 
-    Raises TypeError, with the path, for any other value. That includes masked arrays, and tensors that are sparse,
-    nested, quantised or without data. Raises ValueError, with the path, for an image that cannot be read, and
-    NestingError for a container that contains itself.
+    Raises TypeError, with the path, for any other value. That includes masked arrays, arrays of objects, of fields or
+    of long doubles, and tensors that are sparse, nested, quantised or without data. Raises ValueError, with the path,
+    for an image that cannot be read, and NestingError for a container that contains itself.
 
     An image of several frames (GIF, animated WebP or PNG, TIFF of several pages, MPO photograph) is a TypeError.
     Hash `image.copy()`, which is the current frame, or a list of copies.
@@ -86,7 +82,6 @@ def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: ob
     These values have equal hashes by design:
 
     * bytes, a bytearray and a one-dimensional memoryview of bytes
-    * any other memoryview and an array of its format and shape
     * a numpy scalar and its 0-d array, except that `np.str_` and `np.bytes_` equal str and bytes
     * a member of an enumeration of str or int, and its value
     * an instance of list, tuple, dict or array, and one of a subclass (a namedtuple)
@@ -99,95 +94,45 @@ def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: ob
     hasher = _hasher_of(algorithm)()
     for part, path in ((value, "value"), (kwargs, "kwargs")):
         try:
-            _feed(hasher, part, path)
+            _feed(hasher.update, part, path)
         except RecursionError:  # without its thousand frames
             raise NestingError(f"{path} is nested too deeply, or contains itself") from None
     return str(hasher.hexdigest())
 
 
-def _frame(hasher: _Hasher, tag: bytes, body: Any, nbytes: int) -> None:
-    hasher.update(tag + _pack_length(nbytes))
-    hasher.update(body)
+def _frame(write: _Write, tag: bytes, body: Any, nbytes: int) -> None:
+    write(tag + _pack_length(nbytes))
+    write(body)
 
 
-def _feed_bytes(hasher: _Hasher, tag: bytes, body: bytes) -> None:
-    _frame(hasher, tag, body, len(body))
+def _feed_bytes(write: _Write, tag: bytes, body: bytes) -> None:
+    _frame(write, tag, body, len(body))
 
 
-def _feed_tensor(hasher: _Hasher, tensor: torch.Tensor, path: str) -> None:
+def _feed_tensor(write: _Write, tensor: torch.Tensor, path: str) -> None:
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         raise TypeError(f"{path}: cannot hash a tensor that is sparse, nested, quantised or without data")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    _feed_bytes(hasher, b"T", f"{plain.dtype}{tuple(plain.shape)}".encode())
-    _frame(hasher, b"d", plain.reshape(-1).view(torch.uint8).numpy().data, plain.nbytes)
-
-
-def _foreign_names(dtype: np.dtype[Any]) -> list[str]:
-    """Return, for each field at any depth, the name of its dtype if another package made it, else ""."""
-    if dtype.subdtype is not None:
-        return _foreign_names(dtype.subdtype[0])
-    if dtype.fields is not None:
-        return [name for key in dtype.names or () for name in _foreign_names(dtype.fields[key][0])]
-    return ["" if dtype.type.__module__ == "numpy" else dtype.name]
+    _feed_bytes(write, b"T", f"{plain.dtype}{tuple(plain.shape)}".encode())
+    _frame(write, b"d", plain.reshape(-1).view(torch.uint8).numpy().data, plain.nbytes)
 
 
 def _describe_dtype(dtype: np.dtype[Any], path: str) -> str:
-    try:
-        text = repr(dtype.descr) if dtype.names else dtype.str
-    except ValueError:
-        raise TypeError(f"{path}: cannot hash a dtype whose fields overlap or are out of order") from None
-    foreign = _foreign_names(dtype)  # most dtypes of ml_dtypes have the same dtype.str, "<V1"
-    return f"{text}{foreign}" if any(foreign) else text
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None or dtype.char in "gG":
+        raise TypeError(
+            f"{path}: cannot hash a dtype of objects, of fields, of arrays or of long doubles, such as {shown(dtype)} "
+            "(hint: pass the fields as a dict of arrays, or array.astype(...) with another dtype)"
+        )
+    # Most dtypes of ml_dtypes have the same `dtype.str`, "<V1".
+    return dtype.str if dtype.type.__module__ == "numpy" else f"{dtype.str}{[dtype.name]}"
 
 
-def _feed_dtype(hasher: _Hasher, dtype: np.dtype[Any], path: str) -> None:
-    if dtype.hasobject:
-        raise TypeError(f"{path}: cannot hash a dtype of objects")
-    base, shape = dtype.subdtype or (dtype, ())  # the str of a subarray dtype is "|V8" for any content
-    _feed_bytes(hasher, b"n", f"{_describe_dtype(base, path)}{shape}".encode())
-
-
-def _value_bytes(dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return a mask of an element's bytes: 255 for bytes of a value, 0 for padding."""
-    if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return np.tile(_value_bytes(base), math.prod(shape))
-    mask = np.full(dtype.itemsize, 255, np.uint8)
-    if dtype.fields is not None:
-        mask[:] = 0
-        for field, offset, *_ in (dtype.fields[name] for name in dtype.names or ()):
-            mask[offset : offset + field.itemsize] = _value_bytes(field)
-    elif dtype.char in "gG" and np.finfo(np.longdouble).nmant == 63:  # x87: 10 bytes of 12 or 16
-        numbers = mask.reshape(1 if dtype.char == "g" else 2, -1)
-        numbers[:, slice(10, None) if dtype.isnative else slice(None, -10)] = 0
-    return mask
-
-
-def _feed_array(hasher: _Hasher, array: np.ndarray[Any, Any], path: str) -> None:
-    if array.dtype.hasobject:
-        raise TypeError(f"{path}: cannot hash an array of objects")
+def _feed_array(write: _Write, array: np.ndarray[Any, Any], path: str) -> None:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{path}: cannot hash a masked array (hint: pass its data and its mask, or array.filled())")
-    text = _describe_dtype(array.dtype, path)
+    _feed_bytes(write, b"A", f"{_describe_dtype(array.dtype, path)}{array.shape}".encode())
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if array.dtype.fields is not None or array.dtype.char in "gG":
-        mask = _value_bytes(array.dtype)
-        if not mask.all():
-            data = (data.reshape(-1, len(mask)) & mask).reshape(-1)
-    _feed_bytes(hasher, b"A", f"{text}{array.shape}".encode())
-    _frame(hasher, b"d", data.data, data.nbytes)
-
-
-def _feed_memoryview(hasher: _Hasher, view: memoryview, path: str) -> None:
-    try:
-        if view.format == "B" and view.ndim == 1:
-            return _feed_bytes(hasher, b"B", bytes(view))
-        array = np.asarray(view)
-    except ValueError as error:
-        raise TypeError(
-            f"{path}: cannot hash a memoryview that was released or has no numpy dtype: {cut(error)}"
-        ) from None
-    _feed_array(hasher, array, path)
+    _frame(write, b"d", data.data, data.nbytes)
 
 
 def _count_frames(image: Any) -> int:
@@ -197,7 +142,7 @@ def _count_frames(image: Any) -> int:
         return 1
 
 
-def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
+def _feed_image(write: _Write, image: Any, path: str) -> None:
     try:
         frames, seen = _count_frames(image), None
         if frames == 1:
@@ -209,9 +154,9 @@ def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
     if seen is None:
         raise TypeError(f"{path}: cannot hash an image of {frames} frames (hint: pass image.copy() of one)")
     form, looks, pixels = seen
-    _feed_bytes(hasher, b"P", form.encode())
-    _feed_bytes(hasher, b"p", repr(looks).encode())
-    _feed_bytes(hasher, b"d", pixels)
+    _feed_bytes(write, b"P", form.encode())
+    _feed_bytes(write, b"p", repr(looks).encode())
+    _feed_bytes(write, b"d", pixels)
 
 
 def _look_at(image: Any) -> tuple[str, tuple[object, ...], bytes]:
@@ -235,31 +180,19 @@ def _orientation_of(image: Any) -> Any:
         return 1
 
 
-def _describe_field(field: MultiModalField) -> str:
-    return f"{type(field).__name__}{field.dim if isinstance(field, MultiModalFlatField) else ''}"
-
-
-def _feed_pairs(hasher: _Hasher, tag: bytes, pairs: dict[Any, Any], path: str) -> None:
+def _feed_pairs(write: _Write, tag: bytes, pairs: dict[Any, Any], path: str) -> None:
     encoded = []
     for key, value in pairs.items():
         if not isinstance(key, (str, bytes, int, float, tuple, type(None))):
             raise TypeError(f"{path}: cannot hash a key of {type(key).__name__}")
-        recorder = _Recorder()
-        _feed(recorder, key, cut(f"{path}[{shown(key)}]"))
-        encoded.append((bytes(recorder.stream), key, value))
+        name = bytearray()
+        _feed(name.extend, key, cut(f"{path}[{shown(key)}]"))
+        encoded.append((bytes(name), key, value))
     encoded.sort(key=lambda entry: entry[0])
-    hasher.update(tag + _pack_length(len(encoded)))
+    write(tag + _pack_length(len(encoded)))
     for stream, key, value in encoded:
-        hasher.update(stream)
-        _feed(hasher, value, cut(f"{path}[{shown(key)}]"))
-
-
-class _Recorder:
-    def __init__(self) -> None:
-        self.stream = bytearray()
-
-    def update(self, data: Any, /) -> None:
-        self.stream += data
+        write(stream)
+        _feed(write, value, cut(f"{path}[{shown(key)}]"))
 
 
 def _is_image(value: object) -> bool:
@@ -267,19 +200,14 @@ def _is_image(value: object) -> bool:
     return pillow is not None and isinstance(value, pillow.Image)
 
 
-def _feed_path(hasher: _Hasher, value: PurePath) -> None:
-    kind = b"w" if isinstance(value, PureWindowsPath) else b"/"
-    _feed_bytes(hasher, kind, str(value).encode("utf-8", "surrogatepass"))
-
-
-def _feed_enum(hasher: _Hasher, member: enum.Enum, path: str) -> None:
+def _feed_enum(write: _Write, member: enum.Enum, path: str) -> None:
     # In a spawned process, the main module has another name.
     cls = type(member)
     module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
-    hasher.update(b"E")
+    write(b"E")
     for part in (module, cls.__qualname__, member.name):  # a combination of flags may have no name
-        _feed(hasher, part, path)
-    _feed(hasher, member.value, f"{path}.value")
+        _feed(write, part, path)
+    _feed(write, member.value, f"{path}.value")
 
 
 def _hint(value: object) -> str:
@@ -291,53 +219,57 @@ def _hint(value: object) -> str:
         return "pass dataclasses.asdict(value)"
     if isinstance(value, Mapping):
         return "pass dict(value)"
+    if isinstance(value, memoryview):
+        return "pass numpy.asarray(value)"
     if isinstance(value, torch.device):
         return "pass str(value), or leave it out if it does not change the result"
     return "pass plain data that identifies it (text, numbers, tensors, lists, dicts), or leave it out"
 
 
-def _feed(hasher: _Hasher, value: Any, path: str) -> None:
+def _feed(write: _Write, value: Any, path: str) -> None:
     if isinstance(value, torch.Tensor):
-        _feed_tensor(hasher, value, path)
+        _feed_tensor(write, value, path)
     elif isinstance(value, np.ndarray):
-        _feed_array(hasher, value, path)
+        _feed_array(write, value, path)
     elif isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
-        _feed_array(hasher, np.asarray(value), path)
+        _feed_array(write, np.asarray(value), path)
     elif value is None:
-        hasher.update(b"N")
+        write(b"N")
     elif isinstance(value, bool):
-        hasher.update(b"+" if value else b"-")
+        write(b"+" if value else b"-")
     elif isinstance(value, int):
-        _feed_bytes(hasher, b"I", b"%d" % value)
+        _feed_bytes(write, b"I", b"%d" % value)
     elif isinstance(value, float):
-        _feed_bytes(hasher, b"F", _pack_float(value))
+        _feed_bytes(write, b"F", _pack_float(value))
     elif isinstance(value, complex):
-        _feed_bytes(hasher, b"C", _pack_float(value.real) + _pack_float(value.imag))
+        _feed_bytes(write, b"C", _pack_float(value.real) + _pack_float(value.imag))
     elif isinstance(value, str):
-        _feed_bytes(hasher, b"S", value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, (bytes, bytearray)):
-        _feed_bytes(hasher, b"B", bytes(value))
-    elif isinstance(value, memoryview):
-        _feed_memoryview(hasher, value, path)
+        _feed_bytes(write, b"S", value.encode("utf-8", "surrogatepass"))
+    elif isinstance(value, (bytes, bytearray)) or (
+        isinstance(value, memoryview) and value.format == "B" and value.ndim == 1
+    ):
+        _feed_bytes(write, b"B", bytes(value))
     elif isinstance(value, (list, tuple)):
-        hasher.update((b"L" if isinstance(value, list) else b"U") + _pack_length(len(value)))
+        write((b"L" if isinstance(value, list) else b"U") + _pack_length(len(value)))
         for index, part in enumerate(value):
-            _feed(hasher, part, f"{path}[{index}]")
+            _feed(write, part, f"{path}[{index}]")
     elif isinstance(value, dict):
-        _feed_pairs(hasher, b"D", value, path)
+        _feed_pairs(write, b"D", value, path)
     elif isinstance(value, MultiModalKwargsItem):
-        _feed_bytes(hasher, b"M", value.modality.encode())
-        _feed_pairs(hasher, b"D", value.get_data(), path)
-        _feed_pairs(hasher, b"D", {key: _describe_field(elem.field) for key, elem in value.items()}, path)
+        _feed_bytes(write, b"M", value.modality.encode())
+        _feed_pairs(write, b"D", value.get_data(), path)
+        fields = {key: f"{type(elem.field).__name__}{getattr(elem.field, 'dim', '')}" for key, elem in value.items()}
+        _feed_pairs(write, b"D", fields, path)
     elif _is_image(value):
-        _feed_image(hasher, value, path)
+        _feed_image(write, value, path)
     elif isinstance(value, torch.dtype):
-        _feed_bytes(hasher, b"t", str(value).encode())
+        _feed_bytes(write, b"t", str(value).encode())
     elif isinstance(value, np.dtype):
-        _feed_dtype(hasher, value, path)
+        _feed_bytes(write, b"n", f"{_describe_dtype(value, path)}()".encode())
     elif isinstance(value, PurePath):
-        _feed_path(hasher, value)
+        kind = b"w" if isinstance(value, PureWindowsPath) else b"/"
+        _feed_bytes(write, kind, str(value).encode("utf-8", "surrogatepass"))
     elif isinstance(value, enum.Enum):
-        _feed_enum(hasher, value, path)
+        _feed_enum(write, value, path)
     else:
         raise TypeError(f"{path}: cannot hash {type(value).__name__} (hint: {_hint(value)})")

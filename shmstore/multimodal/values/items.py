@@ -10,11 +10,10 @@ All values except `MultiModalFeatureSpec` are frozen, because threads and caches
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -35,8 +34,6 @@ __all__ = [
     "own_memory",
 ]
 
-_log = logging.getLogger(__name__)
-
 
 def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
     """Return the item with a copy of each tensor and array that is a view of more memory than its own bytes.
@@ -44,14 +41,11 @@ def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
     Such a view keeps the whole memory alive, and is pickled with its whole storage. One image would keep its batch, for
     example. Returns `item` itself if it has no such view.
     """
-    changed = False
     elems: dict[str, MultiModalFieldElem] = {}
     for key, elem in item._elems.items():
         data = alone(elem.data)
-        if data is not elem.data:
-            elem, changed = dataclasses.replace(elem, data=data), True
-        elems[key] = elem
-    return type(item)(elems) if changed else item
+        elems[key] = elem if data is elem.data else dataclasses.replace(elem, data=data)
+    return item if all(map(is_, elems.values(), item._elems.values())) else type(item)(elems)
 
 
 class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
@@ -78,13 +72,12 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
                     f"elems[{shown(key)}] must be a MultiModalFieldElem, not {type(elem).__name__} "
                     "(hint: make elements from data with MultiModalKwargsItems.from_hf_inputs)"
                 )
+            if key != elem.key:
+                raise ValueError(f"elems[{shown(key)}] must have its own key, not {shown(elem.key)}")
         modalities = {elem.modality for elem in elems.values()}
         if len(modalities) != 1:
             found = listed(sorted(map(shown, modalities))) or "none"
             raise ValueError(f"elems must have one modality, not {found}")
-        for key, elem in elems.items():
-            if key != elem.key:
-                raise ValueError(f"elems[{shown(key)}] must have its own key, not {shown(elem.key)}")
         self._elems = dict(elems)
         self._modality = next(iter(modalities))
 
@@ -135,28 +128,6 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         return f"{type(self).__name__}(modality={self._modality!r}, keys={list(self._elems)})"
 
 
-def _check_spelling(inputs: Mapping[str, Any], configured: Mapping[str, Any]) -> None:
-    """Warn if an input and a configuration have nearly the same key."""
-    given = tuple(key for key in inputs if key not in configured)
-    spare = tuple(key for key in configured if key not in inputs)
-    if given and spare:
-        _warn_of_spelling(given, spare)
-
-
-@lru_cache(maxsize=256)
-def _warn_of_spelling(given: tuple[Any, ...], spare: tuple[str, ...]) -> None:
-    # Not an error, because models have keys that differ in a letter or two (image_size, image_sizes).
-    # The cache makes it one warning for each case.
-    for key in given:
-        if isinstance(key, str) and (near := get_close_matches(key, spare, n=1, cutoff=0.9)):
-            _log.warning(
-                "input %r is left out because it has no configuration, and configuration %r has no input; check their "
-                "spelling",
-                key,
-                near[0],
-            )
-
-
 class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]]):
     """The items of one request by modality, in the order in which they appear; immutable.
 
@@ -200,8 +171,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         """Cut a processor's output into items and return them.
 
         Inputs without a configuration, such as `input_ids`, are left out. So are configurations without an input, such
-        as those of other modalities. The log has a warning if two such keys are nearly the same, because a spelling
-        mistake loses an input. Raises ValueError if keys of one modality give different numbers of items.
+        as those of other modalities. Raises ValueError if keys of one modality give different numbers of items.
         """
         for name, given in (("inputs", inputs), ("config_by_key", config_by_key)):
             if not isinstance(given, Mapping):
@@ -212,7 +182,6 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
                     f"config_by_key[{shown(key)}] must be a MultiModalFieldConfig, "
                     f"not {type(config).__name__} (hint: make one with MultiModalFieldConfig.batched(modality))"
                 )
-        _check_spelling(inputs, config_by_key)
         elems_by_modality: dict[str, dict[str, list[MultiModalFieldElem]]] = {}
         for key, config in config_by_key.items():
             if (data := inputs.get(key)) is not None:
@@ -337,7 +306,7 @@ class PlaceholderRange:
         return type(self), (self.offset, self.length, self.is_embed)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True)
 class MultiModalFeatureSpec:
     """One item of a request on its way: its identifier, its position, and its data.
 
@@ -349,15 +318,6 @@ class MultiModalFeatureSpec:
     modality: str
     identifier: str
     mm_position: PlaceholderRange
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MultiModalFeatureSpec):
-            return NotImplemented
-        return (
-            (self.modality, self.identifier, self.mm_position) == (other.modality, other.identifier, other.mm_position)
-            and type(self.data) is type(other.data)
-            and self.data == other.data
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

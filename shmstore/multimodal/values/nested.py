@@ -23,12 +23,7 @@ NestedTensors: TypeAlias = Any
 def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if a is b or a.numel() == 0:
-        return True
-    if a.is_floating_point() or a.is_complex():
-        # torch.equal says that NaN differs from NaN; bits do not.
-        return torch.equal(_bits(a), _bits(b))
-    return torch.equal(a, b.to(a.device))
+    return a is b or a.numel() == 0 or torch.equal(_bits(a), _bits(b))  # says that a NaN equals itself
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,13 +100,12 @@ def to_device(data: NestedTensors, device: torch.device | str | None) -> NestedT
 
 def page_locked(data: NestedTensors) -> NestedTensors:
     """Return the data with its host tensors in page-locked memory; it copies only those that are not."""
-    return _changed(data, _page_locked)
 
+    def lock(leaf: Any) -> Any:
+        on_host = isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
+        return leaf.pin_memory() if on_host and not leaf.is_pinned() else leaf
 
-def _page_locked(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and not leaf.is_pinned():
-        return leaf.pin_memory()
-    return leaf
+    return _changed(data, lock)
 
 
 def _changed(data: NestedTensors, change: Callable[[Any], Any]) -> NestedTensors:

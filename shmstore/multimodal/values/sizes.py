@@ -19,7 +19,7 @@ from shmstore.multimodal.values.fields import MultiModalFieldElem
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.serde.advice import advice_for
 
-__all__ = ["item_size", "leaf_size", "leaves", "tree_size", "updates_size"]
+__all__ = ["item_size", "leaf_size", "leaves", "named", "tree_size", "updates_size"]
 
 _UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # the same for all, because it has slots
 
@@ -48,13 +48,9 @@ def leaves(value: object) -> Iterator[Any]:
 
 def leaf_size(leaf: Any) -> int:
     """Return the bytes of a leaf; UnsupportedValueError (TypeError) for a sparse tensor."""
-    if isinstance(leaf, torch.Tensor):
-        if leaf.layout is not torch.strided:
-            raise UnsupportedValueError(
-                f"no serializer for a tensor of layout {leaf.layout}", hint="store tensor.to_dense()"
-            )
-        return leaf.nbytes
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, (torch.Tensor, np.ndarray)):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            raise UnsupportedValueError(f"no serializer for a tensor of layout {leaf.layout}", hint=advice_for(leaf))
         return leaf.nbytes
     if isinstance(leaf, str):
         return _TEXT_SIZE + (len(leaf) if leaf.isascii() else len(leaf.encode("utf-8", "surrogatepass")))
@@ -64,17 +60,26 @@ def leaf_size(leaf: Any) -> int:
 
 
 def _check_leaf(leaf: object) -> None:
+    what = None
     if isinstance(leaf, torch.Tensor):
         if leaf.is_meta:
-            raise UnsupportedValueError(
-                "no serializer for a tensor on the meta device, which has no bytes", hint="send one with data"
-            )
-        if leaf.is_quantized:
-            raise UnsupportedValueError(f"no serializer for a tensor of dtype {leaf.dtype}", hint=advice_for(leaf))
-        if leaf.is_nested:
-            raise UnsupportedValueError("no serializer for a nested tensor", hint=advice_for(leaf))
+            what = "a tensor on the meta device, which has no bytes"
+        elif leaf.is_quantized:
+            what = f"a tensor of dtype {leaf.dtype}"
+        elif leaf.is_nested:
+            what = "a nested tensor"
     elif isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
-        raise UnsupportedValueError("no serializer for an array of object dtype", hint=advice_for(leaf))
+        what = "an array of object dtype"
+    if what is not None:
+        raise UnsupportedValueError(f"no serializer for {what}", hint=advice_for(leaf))
+
+
+def named(error: NestingError | UnsupportedValueError, whose: str, path: str | None = None) -> Exception:
+    """Return the error with the words that say whose value it is about, and where in the value if it does not say."""
+    said = f"{whose}: {error.message}" if path is None else f"{whose}: {path}: {error.message}"
+    if isinstance(error, NestingError):
+        return NestingError(said, hint=error.hint)
+    return UnsupportedValueError(said, path=error.path if path is None else path, hint=error.hint)
 
 
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
@@ -90,13 +95,9 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
             for leaf in leaves(data):
                 _check_leaf(leaf)
                 size += leaf_size(leaf)
-        except NestingError as error:
-            raise NestingError(f"item of {shown(mm_hash)}, key {shown(key)}: {error.message}") from None
-        except UnsupportedValueError as error:
+        except (NestingError, UnsupportedValueError) as error:
             path = f"value<{type(item).__name__}>[{shown(key)}]"  # as in the store's errors
-            raise UnsupportedValueError(
-                f"item of {shown(mm_hash)}: {path}: {error.message}", path=path, hint=error.hint
-            ) from None
+            raise named(error, f"item of {shown(mm_hash)}", path) from None
     return size
 
 
@@ -119,10 +120,8 @@ def tree_size(tree: object, mm_hash: str) -> int:
             _check_leaf(leaf)
             size += leaf_size(leaf)
         return size
-    except NestingError as error:
-        raise NestingError(f"item of {shown(mm_hash)}: {error.message}") from None
-    except UnsupportedValueError as error:
-        raise UnsupportedValueError(f"item of {shown(mm_hash)}: {error.message}", hint=error.hint) from None
+    except (NestingError, UnsupportedValueError) as error:
+        raise named(error, f"item of {shown(mm_hash)}") from None
 
 
 def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
@@ -140,18 +139,9 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
             if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
                 at = next(at for at, one in enumerate(updates) if one is update)
                 raise _wrong_updates(mm_hash, f"must be ResolvedPromptUpdate; number {at} is {kind_of(update)}")
-            target, content = update.target, update.content
-            size += _UPDATE_SIZE
-            size += getsizeof(target) if type(target) is str else _piece_size(target)
-            # Each miss pays for this, so the two usual cases need no call.
-            if type(content) is str or (type(content) is list and content and type(content[0]) is int):
-                size += getsizeof(content)
-            else:
-                size += _piece_size(content)
-    except NestingError as error:
-        raise NestingError(f"prompt updates of {shown(mm_hash)}: {error.message}", hint=error.hint) from None
-    except UnsupportedValueError as error:
-        raise UnsupportedValueError(f"prompt updates of {shown(mm_hash)}: {error.message}", hint=error.hint) from None
+            size += _UPDATE_SIZE + _piece_size(update.target) + _piece_size(update.content)
+    except (NestingError, UnsupportedValueError) as error:
+        raise named(error, f"prompt updates of {shown(mm_hash)}") from None
     return size
 
 
@@ -160,8 +150,8 @@ def _wrong_updates(mm_hash: str, why: str) -> TypeError:
 
 
 def _piece_size(piece: Any) -> int:
+    if type(piece) is str or (isinstance(piece, (list, tuple)) and piece and type(piece[0]) is int):
+        return getsizeof(piece)
     if not isinstance(piece, (list, tuple, Mapping)):
         return leaf_size(piece)
-    if isinstance(piece, (list, tuple)) and piece and type(piece[0]) is int:
-        return getsizeof(piece)
     return getsizeof(piece) + sum(map(leaf_size, leaves(piece)))

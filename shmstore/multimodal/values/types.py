@@ -89,6 +89,12 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     def __repr__(self) -> str:
         return f"CacheTypes({self.item_type.__name__})"
 
+    def alone(self, mm_item: tuple[ItemT, UpdatesT]) -> tuple[ItemT, UpdatesT]:
+        """Return the input with its item in memory of its own, because a view is pickled with all that it views."""
+        item, updates = mm_item
+        alone = self.own_memory(item)
+        return mm_item if alone is item else (alone, updates)
+
     def check_input(self, mm_item: object, mm_hash: str) -> None:
         """Raise TypeError if this is neither None nor an item with its prompt updates."""
         if mm_item is None:
