@@ -543,7 +543,6 @@ def test_the_client_locks_what_it_may_write(servers: MooncakeServers, arena: Are
     [
         ({"master": "host"}, ValueError, "host:port"),
         ({"master": "host:"}, ValueError, "host:port"),
-        ({"timeout": 0}, ValueError, "timeout"),
         ({"staging": INLINE}, ValueError, "staging"),
     ],
 )
