@@ -7,7 +7,7 @@ does not answer holds the interpreter's lock, up to 90 s. And a fault in Mooncak
 
 A value is one key of Mooncake, and another one for each large span:
 
-    KEY/head    the number of spans, the size of each, and the bytes of the small ones in order
+    KEY/head    a table (`table.py`), and the bytes of the small spans in order
     KEY/i       span i, if it is larger than INLINE
 
 The head is written last and removed first.
@@ -16,7 +16,6 @@ The head is written last and removed first.
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -27,12 +26,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from mmap import mmap
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import numpy as np
 
 from shmstore.errors import TierError, TierFullError, cut
-from shmstore.tiers.arguments import MAX_SPANS, check_key, check_keys, check_spans, take
+from shmstore.tiers import table
+from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
 __all__ = ["MooncakeTier"]
@@ -42,8 +42,6 @@ INLINE: Final = 64 << 10
 LANES: Final = 4
 """Calls of one tier that run at a time; others wait."""
 
-_LONGEST: Final = 1 << 16
-"""Bytes of an answer beyond those of the call; for each key a call has more bytes than its answer."""
 _PROGRAM: Final = str(Path(__file__).with_name("mooncake_client.py"))
 
 # Results of Mooncake's calls.
@@ -82,7 +80,7 @@ class MooncakeTier:
         if staging < 2 * INLINE:
             raise ValueError(f"staging must be at least {2 * INLINE} bytes, not {staging!r}")
         if find_spec("mooncake") is None:
-            raise ImportError("MooncakeTier needs Mooncake's client: pip install 'shmstore[mooncake]'")
+            raise ImportError("mooncake:// needs the extra mooncake; in the source tree: pip install '.[mooncake]'")
         self._settings = {
             "local_hostname": host,
             "metadata_server": metadata,
@@ -309,17 +307,15 @@ class _Client:
             if self.addresses or self.dead:
                 return
             try:
-                answer = _answer(self._first, deadline)
+                said = _answer(self._first, deadline)
             except TimeoutError:
                 raise TierError("Mooncake's client is still connecting") from None
-            except (OSError, ValueError) as error:
-                answer = {"error": f"Mooncake's client has ended: {error}"}
-            said = answer if isinstance(answer, dict) else {}
-            addresses = said.get("addresses")
-            if not _are_numbers(addresses, len(self.regions)):
+            except OSError as error:
+                said = {"error": f"Mooncake's client has ended: {error}"}
+            if "error" in said:
                 self.kill()
-                raise TierError(cut(said.get("error", "Mooncake's client began with a wrong answer")))
-            self.addresses = addresses
+                raise TierError(cut(said["error"]))
+            self.addresses = said["addresses"]
         finally:
             self._connecting.release()
 
@@ -332,8 +328,6 @@ class _Lane:
     socket: socket.socket
     staging: memoryview
     deadline: float = 0.0
-    number: int = 0
-    """Of the last call."""
 
     def put(self, key: str, span: memoryview) -> None:
         """Write a span under a key of Mooncake."""
@@ -342,7 +336,7 @@ class _Lane:
             staged = self._staged(span.nbytes)
             staged[:] = span
             address = self._placed(staged)
-        (code,) = self.ask("upsert_from", key, address, span.nbytes)
+        code = self.ask("upsert_from", key, address, span.nbytes)
         if code in _FULL:
             raise TierFullError(f"Mooncake has no room for {span.nbytes} bytes ({code})")
         if code not in (0, _REPLACED):
@@ -370,35 +364,23 @@ class _Lane:
             if code != 0 and code not in _ABSENT:
                 raise _refusal("did not remove a span", code)
 
-    def ask(self, method: str, what: str | list[str], *arguments: Any) -> list[int]:
-        """Call Mooncake's client for a key or several, and return a code for each.
-
-        End its process if it does not answer in time, or with anything else.
-        """
-        self.number += 1
-        request = json.dumps([self.number, method, [what, *arguments]]).encode() + b"\n"
+    def ask(self, *call: Any) -> Any:
+        """Call a method of Mooncake's client, and return its answer; end its process if that does not come in time."""
         try:
             self.socket.settimeout(max(1e-3, self.deadline - time.monotonic()))
-            self.socket.sendall(request)
-            answer = _answer(self.socket, self.deadline, len(request))
-            if not isinstance(answer, list) or len(answer) != 2 or answer[0] != self.number:
-                raise ValueError("the answer to another call")
-            codes = answer[1] if isinstance(what, list) else answer[1:]
-            if not _are_numbers(codes, len(what) if isinstance(what, list) else 1):
-                raise ValueError("an answer without a code for each key")
-            return codes
+            self.socket.sendall(json.dumps(call).encode() + b"\n")
+            return _answer(self.socket, self.deadline)
         except BaseException as error:
             self.client.kill()  # also after an interrupt: the call may still use its memory
-            if not isinstance(error, (OSError, ValueError)):
-                raise
             if isinstance(error, TimeoutError):
                 raise TierError("Mooncake did not answer in time") from error
-            wrong = f", because it gave {cut(error)}" if isinstance(error, ValueError) else ""
-            raise TierError(f"Mooncake's client has ended{wrong}") from error
+            if isinstance(error, OSError):
+                raise TierError(f"Mooncake's client has ended: {error}") from error
+            raise
 
     def _get_into(self, key: str, address: int | None, size: int) -> int | None:
         """Return how many bytes there were, None if there are none or too many."""
-        (code,) = self.ask("get_into", key, address, size)
+        code: int = self.ask("get_into", key, address, size)
         if code in _ABSENT or code == _LONGER:
             return None
         if code < 0:
@@ -423,12 +405,9 @@ class _Lane:
         return self.staging[:nbytes]
 
 
-def _answer(sock: socket.socket, deadline: float, asked: int = 0) -> Any:
-    """Read a line, of not many more bytes than were `asked`; TimeoutError after the deadline.
-
-    OSError if the stream ends, and ValueError for a line that is too long or is not JSON.
-    """
-    line = bytearray()
+def _answer(sock: socket.socket, deadline: float) -> Any:
+    """Return the next answer of the process; TimeoutError after the deadline, and another OSError if it has ended."""
+    line = b""
     while not line.endswith(b"\n"):
         if (left := deadline - time.monotonic()) <= 0:
             raise TimeoutError
@@ -437,16 +416,7 @@ def _answer(sock: socket.socket, deadline: float, asked: int = 0) -> Any:
         if not part:
             raise ConnectionError("the end of its answers")
         line += part
-        if len(line) > asked + _LONGEST:
-            raise ValueError("too long an answer")
-    try:
-        return json.loads(line)
-    except RecursionError as error:
-        raise ValueError("an answer that is nested too deep") from error
-
-
-def _are_numbers(value: Any, count: int) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and len(value) == count and {int}.issuperset(map(type, value))
+    return json.loads(line)
 
 
 def _refusal(what: str, code: int) -> TierError:
@@ -456,19 +426,13 @@ def _refusal(what: str, code: int) -> TierError:
 
 
 def _head_of(spans: Sequence[memoryview]) -> bytes:
-    sizes = [span.nbytes for span in spans]
-    small = [span for span in spans if span.nbytes <= INLINE]
-    return b"".join([struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes), *small])
+    return b"".join([table.packed(spans), *(span for span in spans if span.nbytes <= INLINE)])
 
 
 def _parsed(head: bytes) -> tuple[list[int], dict[int, bytes]] | None:
     """Take a head apart; None if it is not one."""
-    try:
-        (count,) = struct.unpack_from("<I", head)
-        sizes = list(struct.unpack_from(f"<{count}Q", head, 4)) if count <= MAX_SPANS else []
-    except struct.error:
-        return None
-    at = 4 + 8 * count
+    sizes = table.sizes_in(head)
+    at = table.length_of(len(sizes))
     small = {}
     for i, size in enumerate(sizes):
         if size <= INLINE:

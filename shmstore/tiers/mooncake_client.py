@@ -1,8 +1,8 @@
 """The process that runs Mooncake's client for a `MooncakeTier`, which starts it by this file's path.
 
 It imports nothing of shmstore, so that it starts fast. It maps places in files that it inherits, registers them with
-Mooncake, and writes their addresses as its first line. Then it answers on each of its sockets: a line `[number, method,
-arguments]` is a call of Mooncake's client, and the line `[number, result]` answers it. It ends when the sockets are
+Mooncake, and writes their addresses as its first line. Then it answers on each of its sockets: a line `[method,
+argument, ...]` is a call of Mooncake's client, and a line with its result answers it. It ends when the sockets are
 closed.
 """
 
@@ -87,8 +87,8 @@ def _own_address(master: str) -> str:
 def _serve(store: Any, lane: socket.socket) -> None:
     try:
         for line in lane.makefile("rb"):
-            number, method, arguments = json.loads(line)
-            _say(lane, [number, getattr(store, method)(*arguments)])
+            method, *arguments = json.loads(line)
+            _say(lane, getattr(store, method)(*arguments))
     except OSError:
         pass  # the other end is closed, with an answer under way
     except BaseException:

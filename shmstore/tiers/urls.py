@@ -92,7 +92,9 @@ def _resp(parts: SplitResult, options: dict[str, Any]) -> Tier:
     try:
         from shmstore.tiers.resp import RespTier
     except ImportError as error:
-        raise _missing(parts.scheme, "redis") from error
+        raise ImportError(
+            f"{parts.scheme}:// needs the extra redis; in the source tree: pip install '.[redis]'"
+        ) from error
     if not (parts.path if parts.scheme == "unix" else parts.hostname):
         raise ValueError(f"the URL must name a server, such as {parts.scheme}://{_RESP_EXAMPLES[parts.scheme]}")
     if parts.scheme != "unix" and re.fullmatch("(/[0-9]*)?", parts.path) is None:  # redis-py would ignore it
@@ -103,17 +105,11 @@ def _resp(parts: SplitResult, options: dict[str, Any]) -> Tier:
 
 
 def _mooncake(parts: SplitResult, options: dict[str, Any]) -> Tier:
-    try:
-        from shmstore.tiers.mooncake import MooncakeTier
-    except ImportError as error:
-        raise _missing(parts.scheme, "mooncake") from error
+    from shmstore.tiers.mooncake import MooncakeTier
+
     if "@" in parts.netloc or parts.path not in ("", "/"):
         raise ValueError("the URL of a Mooncake Store is mooncake://host:port, with the master's host and port")
     return MooncakeTier(parts.netloc, **options)
-
-
-def _missing(scheme: str, extra: str) -> ImportError:
-    return ImportError(f"{scheme}:// needs the extra {extra}; in the source tree: pip install '.[{extra}]'")
 
 
 _Options: TypeAlias = dict[str, Callable[[str], Any]]
