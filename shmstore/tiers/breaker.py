@@ -58,13 +58,6 @@ class Breaker:
             self._thread = thread  # the thread takes the lock before it ends
             return True
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until the tier answers again; return False if `timeout` seconds were not enough."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-        return not self.open
-
     def close(self) -> None:
         """End the thread, as soon as its call has returned; idempotent."""
         self._end.set()

@@ -2,8 +2,6 @@
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
@@ -17,7 +15,7 @@ from shmstore.tiers import StoreTier
 from tests.inspect.cases import peek, piped, poke
 from tests.layout import FIELDS
 from tests.support import SHM, Stores
-from tests.tiers.memory import MemoryTier, late
+from tests.tiers.memory import MemoryTier, late, until
 
 
 class Clock:
@@ -35,14 +33,6 @@ def figures(writer: ObjectStoreWriter) -> TierStats | None:
         found = inspector.facts().writers[writer.index].tier
     assert found == writer.stats().tier
     return found
-
-
-def soon(reached: Callable[[], bool]) -> bool:
-    """Return whether it is so within seconds."""
-    end = time.monotonic() + 10
-    while not reached() and time.monotonic() < end:
-        time.sleep(0.01)
-    return reached()
 
 
 def test_the_names_are_those_of_the_c_record() -> None:
@@ -95,7 +85,7 @@ def test_each_call_to_the_tier_is_shown_at_once(stores: Stores) -> None:
     tier.fetch("absent")
     shown(skipped=1)
     memory.fail = None
-    assert soon(lambda: not (found := figures(writer)) or not found.open), "when the tier answers again, too"
+    until(lambda: not (found := figures(writer)) or not found.open)  # when the tier answers again, too
     shown(open=False)
     memory.values.clear()
     tier.close()
@@ -108,7 +98,7 @@ def test_what_waits_is_shown_when_a_call_ends_and_the_end_shows_what_was_dropped
     for number in range(4):
         writer.put(f"k{number}", number)
     tier._write_behind.add("wait", lambda: memory.waiting.wait(10))
-    assert soon(lambda: not len(tier._write_behind))
+    until(lambda: not len(tier._write_behind))
     for number in range(4):
         tier.publish(f"k{number}")
     assert not tier.fetch("absent")

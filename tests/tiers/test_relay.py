@@ -7,7 +7,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,10 @@ from shmstore.tiers.relay import Relay
 from shmstore.tiers.relay_client import MAX_REQUEST, RelayClient, relay_path, request
 from tests.multimodal.helpers import features, three_tensors
 from tests.support import Child, Signal, crowd, raises
-from tests.tiers.memory import MemoryTier, late
+from tests.tiers.memory import MemoryTier, late, until
 
 KEY = "photograph"
 SIZE = 40_000
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds; fail after ten seconds."""
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 class Host:

@@ -24,7 +24,7 @@ from tests.multimodal import worker
 from tests.multimodal.helpers import MIB, config, shm_sender, update
 from tests.multimodal.worker import truth
 from tests.support import SHM, Child, Signal, raises, store_name
-from tests.tiers.test_relay import until
+from tests.tiers.memory import until
 
 SPAWN = multiprocessing.get_context("spawn")
 WORKERS = 2
