@@ -491,7 +491,7 @@ def test_what_was_forgotten_is_not_fetched_while_the_tier_does_not_forget_it(
 ) -> None:
     writer, tier = here
     monkeypatch.setattr(tier._costs, "worth", lambda _: True)
-    tier._breaker._first = 0.2
+    tier._breaker.first = 0.2
     put(here)
     put(here, "other")
     memory.fail = late()

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import os
 import select
 import sys
@@ -288,29 +289,22 @@ def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace, ord
                 order = orders.get(key, order)
 
 
-def _samples(watcher: Watcher, count: int | None, interval: float) -> Iterator[list[Sample]]:
-    """Yield `count` lists of samples, `interval` seconds apart; without an end if `count` is None."""
-    for number in itertools.count() if count is None else range(count):
-        if number:
-            time.sleep(interval)
-        yield watcher.sample()
-
-
 def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
-    for samples in _samples(watcher, arguments.iterations, arguments.interval):
+    """Print every sample, or only the last one as a picture."""
+    last = (arguments.iterations or (2 if arguments.svg else math.inf)) - 1
+    for number in itertools.count():
+        samples = watcher.sample()
         if arguments.json:
             print_json({"ok": not watcher.wrong(), "stores": samples})
-        else:
+        elif not arguments.svg or number == last:
             console.print(_draw(console, samples, arguments.name is not None, order))
             console.print()
             sys.stdout.flush()
-
-
-def _picture(watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
-    *_, samples = _samples(watcher, arguments.iterations or 2, arguments.interval)
-    picture = make_picture()
-    picture.print(_draw(picture, samples, arguments.name is not None, order))
-    save_picture(picture, arguments.svg, f"top {arguments.name or ''}".strip())
+        if number == last:
+            break
+        time.sleep(arguments.interval)
+    if arguments.svg:
+        save_picture(console, arguments.svg, f"top {arguments.name or ''}".strip())
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -334,12 +328,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     watcher = Watcher(arguments.name)
-    console = make_console()
+    console = make_picture() if arguments.svg else make_console()
     order = arguments.sort or ("rank" if arguments.name else "name")
     try:
-        if arguments.svg:
-            _picture(watcher, arguments, order)
-        elif console.is_terminal and sys.stdin.isatty() and not arguments.json:
+        if console.is_terminal and sys.stdin.isatty() and not (arguments.json or arguments.svg):
             _live(console, watcher, arguments, order)
         else:
             _plain(console, watcher, arguments, order)
