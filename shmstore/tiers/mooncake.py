@@ -15,17 +15,19 @@ The head is written last and removed first.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from mmap import mmap
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import Empty, LifoQueue
 from typing import Any, Final
 
 import numpy as np
@@ -223,11 +225,11 @@ class _Client:
         self.addresses: list[int] = []  # where that process has the regions; empty until it is connected
         self.dead = False
         self._connecting = threading.Lock()
-        self._changed = threading.Condition()
-        pairs = [socket.socketpair() for _ in range(LANES)]
-        memory = regions[0].memory
+        pairs = [Pipe() for _ in range(LANES)]
         self._first = pairs[0][0]
-        self._idle = [_Lane(self, ours, memory[i * staging :][:staging]) for i, (ours, _) in enumerate(pairs)]
+        self._idle: LifoQueue[_Lane | None] = LifoQueue()  # with None if it is dead
+        for i, (ours, _) in enumerate(pairs):
+            self._idle.put(_Lane(self, ours, regions[0].memory[i * staging :][:staging]))
         fds = [theirs.fileno() for _, theirs in pairs]
         files = [region.fd for region in regions]
         more = {"places": [(each.fd, each.offset, each.memory.nbytes) for each in regions], "settings": settings}
@@ -241,7 +243,7 @@ class _Client:
         try:
             self._process = subprocess.Popen(
                 # -P: our folder has a `mooncake` that would be imported for Mooncake's.
-                [sys.executable, "-P", _PROGRAM, json.dumps({"sockets": fds, "parent": os.getpid()} | more)],
+                [sys.executable, "-P", _PROGRAM, json.dumps({"pipes": fds, "parent": os.getpid()} | more)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # Mooncake logs there; with MC_LOG_DIR it does so into files
@@ -249,10 +251,6 @@ class _Client:
                 env=limits | os.environ,
                 process_group=0,  # Ctrl-C is for our process, which may still want to publish something
             )
-        except OSError:
-            for lane in self._idle:
-                lane.socket.close()
-            raise
         finally:
             for _, theirs in pairs:
                 theirs.close()
@@ -260,23 +258,23 @@ class _Client:
     def take(self, deadline: float) -> "_Lane":
         """Return a lane that no other thread has, once the process is connected."""
         self._connect(deadline)
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._idle or self.dead, deadline - time.monotonic()):
-                raise TierError(f"{LANES} other calls of this tier run", hint="use fewer threads, or a longer timeout")
-            if self.dead:
-                raise TierError("another call of this tier was late, and its end ended this one")
-            lane = self._idle.pop()
+        try:
+            lane = self._idle.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            hint = "use fewer threads, or a longer timeout"
+            raise TierError(f"{LANES} other calls of this tier run", hint=hint) from None
+        if lane is None:
+            self._idle.put(None)  # for the next one
+            raise TierError("another call of this tier was late, and its end ended this one")
         lane.deadline = deadline
         return lane
 
     def give_back(self, lane: "_Lane") -> None:
         """Return a lane that was taken."""
-        with self._changed:
-            if self.dead:
-                lane.socket.close()
-            else:
-                self._idle.append(lane)
-                self._changed.notify()
+        if self.dead:
+            lane.pipe.close()
+        else:
+            self._idle.put(lane)
 
     def kill(self) -> None:
         """End the process at once; when this returns, nothing of it uses memory of ours."""
@@ -293,12 +291,11 @@ class _Client:
             self.kill()
 
     def _drop_lanes(self) -> None:
-        with self._changed:
-            self.dead = True
-            for lane in self._idle:
-                lane.socket.close()
-            self._idle.clear()
-            self._changed.notify_all()
+        self.dead = True
+        with suppress(Empty):
+            while (lane := self._idle.get_nowait()) is not None:
+                lane.pipe.close()
+        self._idle.put(None)
 
     def _connect(self, deadline: float) -> None:
         if not self._connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -306,11 +303,11 @@ class _Client:
         try:
             if self.addresses or self.dead:
                 return
+            if not self._first.poll(max(0.0, deadline - time.monotonic())):
+                raise TierError("Mooncake's client is still connecting")
             try:
-                said = _answer(self._first, deadline)
-            except TimeoutError:
-                raise TierError("Mooncake's client is still connecting") from None
-            except OSError as error:
+                said = self._first.recv()
+            except (OSError, EOFError) as error:
                 said = {"error": f"Mooncake's client has ended: {error}"}
             if "error" in said:
                 self.kill()
@@ -325,7 +322,7 @@ class _Lane:
     """One call at a time to the process, and memory of its own for what is not in registered memory."""
 
     client: _Client
-    socket: socket.socket
+    pipe: "Connection[Any, Any]"
     staging: memoryview
     deadline: float = 0.0
 
@@ -367,14 +364,15 @@ class _Lane:
     def ask(self, *call: Any) -> Any:
         """Call a method of Mooncake's client, and return its answer; end its process if that does not come in time."""
         try:
-            self.socket.settimeout(max(1e-3, self.deadline - time.monotonic()))
-            self.socket.sendall(json.dumps(call).encode() + b"\n")
-            return _answer(self.socket, self.deadline)
+            self.pipe.send(call)
+            if not self.pipe.poll(max(0.0, self.deadline - time.monotonic())):
+                raise TimeoutError
+            return self.pipe.recv()
         except BaseException as error:
             self.client.kill()  # also after an interrupt: the call may still use its memory
             if isinstance(error, TimeoutError):
                 raise TierError("Mooncake did not answer in time") from error
-            if isinstance(error, OSError):
+            if isinstance(error, (OSError, EOFError)):
                 raise TierError(f"Mooncake's client has ended: {error}") from error
             raise
 
@@ -403,20 +401,6 @@ class _Lane:
                 hint="register its memory, or make the tier with more",
             )
         return self.staging[:nbytes]
-
-
-def _answer(sock: socket.socket, deadline: float) -> Any:
-    """Return the next answer of the process; TimeoutError after the deadline, and another OSError if it has ended."""
-    line = b""
-    while not line.endswith(b"\n"):
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        sock.settimeout(left)
-        part = sock.recv(1 << 16)
-        if not part:
-            raise ConnectionError("the end of its answers")
-        line += part
-    return json.loads(line)
 
 
 def _refusal(what: str, code: int) -> TierError:
