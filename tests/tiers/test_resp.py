@@ -341,32 +341,13 @@ def test_a_server_that_stops_within_a_fetch_costs_the_time_out(own_server: Redis
         assert [300, 64 * MIB] == spans
 
 
-def test_the_first_call_after_a_restart_works_on_each_connection(own_server: RedisServer, key: str) -> None:
-    with opened(own_server.url, connections=3) as tier:
-        together = threading.Barrier(3)
-
-        def work() -> None:
-            fetch_beside(tier, key, together)
-
-        tier.publish(key, views(values_of([5, 6])), TAGS)
+def test_the_first_call_after_a_restart_works(own_server: RedisServer, key: str) -> None:
+    with opened(own_server.url) as tier:
         for _ in range(2):
-            with ThreadPoolExecutor(3) as pool:
-                for done in [pool.submit(work) for _ in range(3)]:
-                    done.result()
+            tier.publish(key, views(values_of([5, 6])), TAGS)
             own_server.kill()
             own_server.start()
             assert [False] == tier.has([key])
-            tier.publish(key, views(values_of([5, 6])), TAGS)
-
-
-def fetch_beside(tier: RespTier, key: str, together: threading.Barrier) -> None:
-    """Fetch while others do, so that each has a connection of its own."""
-
-    def into(size: int) -> memoryview:
-        together.wait(30)
-        return memoryview(bytearray(size))
-
-    assert tier.fetch(key, into)
 
 
 def test_a_server_killed_at_any_moment_costs_only_tier_errors(own_server: RedisServer, key: str) -> None:
@@ -561,21 +542,6 @@ def test_each_call_has_the_whole_time_out(server: RedisServer, key: str) -> None
 
 
 # ---- threads and connections
-
-
-def test_threads_share_a_few_connections(own_server: RedisServer, key: str) -> None:
-    with opened(own_server.url, connections=2) as tier:
-
-        def work(worker: int) -> None:
-            for n in range(10):
-                values = values_of([100 + worker, 200_000 + n], seed=100 * worker + n)
-                tier.publish(f"{key}-{worker}", views(values), TAGS)
-                assert values == fetch(tier, f"{key}-{worker}")
-
-        with ThreadPoolExecutor(8) as pool:
-            for done in [pool.submit(work, worker) for worker in range(8)]:
-                done.result()
-        assert own_server.count("total_connections_received") - 1 <= 2
 
 
 def test_a_call_waits_for_a_connection_no_longer_than_its_time_out(
