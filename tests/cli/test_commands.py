@@ -47,7 +47,7 @@ def expected_status(command: str, condition: str) -> int:
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("command", NAMED)
-def test_a_command_ends_in_time_with_its_status_and_changes_no_byte(command: str, condition: str) -> None:
+def test_a_command_ends_with_its_status_in_pipe_and_terminal_and_changes_no_byte(command: str, condition: str) -> None:
     with case(condition) as name:
         before = (SHM / name).read_bytes()
         ran = piped(command, name, *NAMED[command])
@@ -57,6 +57,9 @@ def test_a_command_ends_in_time_with_its_status_and_changes_no_byte(command: str
         assert "\x1b" not in ran.out, "an escape sequence in a pipe"
         if ran.status == 1:
             assert re.fullmatch(rf"shmstore {command}: .*\n", ran.err), "an error is one line"
+        on_screen = on_terminal(command, name, *NAMED[command])
+        assert (ran.status, True) == (on_screen.status, name in on_screen.out), on_screen
+        assert "Traceback" not in on_screen.out
 
 
 @pytest.mark.parametrize("condition", [*CONDITIONS, "being created"])
@@ -99,16 +102,6 @@ def test_a_store_may_be_named_by_its_file(command: str, prefix: str) -> None:
         assert (0, 0, "") == (by_name.status, by_path.status, by_path.err)
         assert name in by_path.out
         assert prefix + name not in by_path.out
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("command", NAMED)
-def test_a_terminal_gets_the_same_answer(command: str, condition: str) -> None:
-    with case(condition) as name:
-        ran = on_terminal(command, name, *NAMED[command])
-        assert expected_status(command, condition) == ran.status, ran
-        assert name in ran.out
-        assert "Traceback" not in ran.out
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

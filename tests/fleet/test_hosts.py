@@ -105,7 +105,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.mark.parametrize("start", TIERS)
-def test_the_second_host_processes_nothing_that_the_first_has_until_the_tier_is_killed(
+def test_the_second_host_processes_only_what_a_killed_tier_no_longer_gives(
     start: Callable[[str], tuple[str, Callable[[], None]]], stack: ExitStack
 ) -> None:
     network = stack.enter_context(two_hosts())
