@@ -239,14 +239,9 @@ class ShmStoreCollector(Collector):
         only its reader. Raises TypeError for any other object, and ValueError if another watched object has the same
         labels.
         """
-        if isinstance(target, ShmObjectStoreReceiverCache):
-            self.watch(target.reader, name)
-            return
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a str, not {type(name).__name__}")
-        found = [_watched(target, name)]
-        if isinstance(target, ShmObjectStoreSenderCache):
-            found.append(_watched(target.writer, None))
+        found = [_watched(target, name) for target, name in _parts(target, name)]
         with self._lock:
             self._forget_dead()
             for new in found:
@@ -260,11 +255,8 @@ class ShmStoreCollector(Collector):
     def forget(self, target: Watchable) -> None:
         """Stop showing `target`; do nothing if it is not watched."""
         with self._lock:
-            if isinstance(target, ShmObjectStoreReceiverCache):
-                self._watched.pop(id(target.reader), None)
-            elif isinstance(target, ShmObjectStoreSenderCache):
-                self._watched.pop(id(target.writer), None)
-            self._watched.pop(id(target), None)
+            for part, _ in _parts(target, None):
+                self._watched.pop(id(part), None)
 
     def _forget_dead(self) -> None:
         for key, one in list(self._watched.items()):
@@ -293,6 +285,13 @@ class ShmStoreCollector(Collector):
             for family, sample in found:
                 samples[family].append(sample)
         return [family.metric(ours) for family, ours in samples.items()]
+
+
+def _parts(target: Any, name: str | None) -> list[tuple[Any, str | None]]:
+    """Return what is shown of an object, and the name of each."""
+    if isinstance(target, ShmObjectStoreReceiverCache):
+        return [(target.reader, name)]
+    return [(target, name), *([(target.writer, None)] if isinstance(target, ShmObjectStoreSenderCache) else [])]
 
 
 def _watched(target: Any, name: str | None) -> _Watched:

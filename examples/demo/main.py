@@ -28,8 +28,8 @@ from shmstore.cli.command import (
     EXIT_USAGE,
     EXIT_WRONG,
     number_argument,
+    parse_size,
     positive_argument,
-    size_argument,
 )
 from shmstore.cli.commands.common import add_json, print_json, shown
 
@@ -83,7 +83,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--capacity",
-        type=size_argument,
+        type=parse_size,
         metavar="SIZE",
         help="bytes of items that each mode may keep, such as 64M or 1GiB (default: too small for all, so it evicts)",
     )

@@ -36,26 +36,15 @@ class Command:
 
 
 def parse_size(text: str) -> int:
-    """Return a size in bytes: "4096", "64M" and "64MiB" (powers of 1024), "64MB" (powers of 1000).
-
-    Raises `ValueError` for any other text, and for a size below one byte.
-    """
+    """Return a size in bytes: "4096", "64M" and "64MiB" (powers of 1024), "64MB" (powers of 1000); an argparse type."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"must be a size such as 4096, 64M or 1GiB, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a size such as 4096, 64M or 1GiB, not {text!r}")
     decimal = match["suffix"].lower() == "b" and match["unit"] != ""
     size = int(float(match["number"]) * (1000 if decimal else 1024) ** _POWERS[match["unit"].lower()])
     if size < 1:
-        raise ValueError(f"must be a size of at least one byte, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a size of at least one byte, not {text!r}")
     return size
-
-
-def size_argument(text: str) -> int:
-    """`parse_size` as an argparse type."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def number_argument(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:

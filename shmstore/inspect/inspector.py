@@ -38,6 +38,12 @@ _MAX_SHOWN_KEY = 65536
 _Figures: TypeAlias = tuple[int, int, int | None]
 _COUNTS = [field.name for field in fields(Counts)]
 _READER_COUNTS = [field.name for field in fields(ReaderCounters)]
+_SAME = {
+    ReaderInfo: ("rank", "group", "pinned_objects", "pinned_bytes", "held_bytes"),
+    LeaseInfo: ("entry", "writer", "number", "slot"),
+    SlotInfo: ("slot", "writer", "offset", "length", "span", "key_len", "meta_len", "extra_len"),
+}
+"""The fields that a record of C has under the same name."""
 _LIMITS = {"used_bytes": "capacity", "objects": "max_objects", "open_leases": "max_leases"}
 
 
@@ -101,22 +107,17 @@ def _reader(raw: dict[str, int], now: float) -> ReaderInfo:
     if not raw["alive"]:
         state = "retired" if raw["retired"] else state if raw["closed"] else "dead" if raw["epoch"] else "awaited"
     return ReaderInfo(
-        rank=raw["rank"],
-        group=raw["group"],
+        **{name: raw[name] for name in (*_SAME[ReaderInfo], *_READER_COUNTS)},
         state=state,
         retired=bool(raw["retired"]),
         pid=raw["pid"] if raw["epoch"] else None,
         attachments=raw["epoch"],
         attached_at=seconds(raw["attached_ns"]) if raw["epoch"] else None,
-        **{name: raw[name] for name in _READER_COUNTS},
         pins=raw["pins"] if raw["alive"] else 0,
         pins_left=0 if raw["alive"] else raw["pins"],
-        pinned_objects=raw["pinned_objects"],
-        pinned_bytes=raw["pinned_bytes"],
         unacknowledged=raw["owed_leases"],
         unacknowledged_bytes=raw["owed_bytes"],
         lag_seconds=max(0.0, now - seconds(raw["oldest_owed_ns"])) if raw["owed_leases"] else None,
-        held_bytes=raw["held_bytes"],
         moving=bool(raw["moving"]),
     )
 
@@ -195,10 +196,7 @@ class StoreInspector:
         now = time.time()
         found = [
             LeaseInfo(
-                entry=raw["entry"],
-                writer=raw["writer"],
-                number=raw["number"],
-                slot=raw["slot"],
+                **{name: raw[name] for name in _SAME[LeaseInfo]},
                 object_id=raw["id"],
                 opened_at=seconds(raw["opened_ns"]),
                 age_seconds=max(0.0, now - seconds(raw["opened_ns"])),
@@ -238,19 +236,12 @@ class StoreInspector:
         moving = bool(raw["moving"])
         namespace, key = (None, None) if moving or not raw["bounded"] else self._key(raw)
         return SlotInfo(
-            slot=raw["slot"],
-            writer=raw["writer"],
+            **{name: raw[name] for name in _SAME[SlotInfo]},
             state=native.STATES.get(raw["state"], str(raw["state"])),
             object_id=raw["id"],
             key=key,
             namespace=namespace,
             kind=kinds[raw["kind"]][0] if raw["kind"] in kinds else None,
-            offset=raw["offset"],
-            length=raw["length"],
-            span=raw["span"],
-            key_len=raw["key_len"],
-            meta_len=raw["meta_len"],
-            extra_len=raw["extra_len"],
             stored_at=seconds(raw["put_ns"]) if raw["put_ns"] else None,
             deleted=bool(raw["deleted"]),
             crc=raw["crc"] if raw["checked"] else None,

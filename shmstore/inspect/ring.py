@@ -52,16 +52,20 @@ def mark_of(slot: SlotInfo) -> str:
     return DELETED if slot.deleted else LIVE
 
 
+_RISING = (
+    FREE,
+    DELETED,
+    LIVE,
+    "abcdefghij" + LEASED_TO_SEVERAL + HELD,
+    WRITING,
+    "0123456789" + PINNED_BY_SEVERAL,
+    UNSOUND,
+)
+"""The marks, from what is free to what is hardest to free."""
+
+
 def _weight(mark: str) -> int:
-    if mark == UNSOUND:
-        return 6
-    if mark.isdigit() or mark == PINNED_BY_SEVERAL:
-        return 5
-    if mark == WRITING:
-        return 4
-    if mark in "abcdefghij" or mark in (LEASED_TO_SEVERAL, HELD):
-        return 3
-    return {LIVE: 2, DELETED: 1, FREE: 0}[mark]
+    return next(weight for weight, marks in enumerate(_RISING) if mark in marks)
 
 
 def ring_map(snapshot: StoreSnapshot, cells: int) -> RingMap:

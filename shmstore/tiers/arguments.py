@@ -1,6 +1,5 @@
 """Checks of what callers pass to a tier; each raises TypeError or ValueError, and says what was expected."""
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -36,14 +35,6 @@ def check_spans(spans: Sequence[memoryview]) -> None:
         _check_span(span)
 
 
-def check_timeout(timeout: float) -> None:
-    """Refuse a time-out that is not a number of seconds above 0."""
-    if not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds, not {kind_of(timeout)}")
-    if not 0 < timeout < math.inf:
-        raise ValueError(f"timeout must be a number of seconds above 0, not {shown(timeout)}")
-
-
 def take(into: Into, size: int) -> memoryview | None:
     """Return the memory that `into` gives for a span, or None; refuse memory of another size or read-only."""
     span = into(size)
@@ -53,7 +44,7 @@ def take(into: Into, size: int) -> memoryview | None:
     if span.readonly or span.nbytes != size:
         what = "read-only memory" if span.readonly else f"{span.nbytes} bytes"
         raise ValueError(f"into must return {size} writable bytes or None, not {what}")
-    return span
+    return span.cast("B")
 
 
 def _check_span(span: memoryview) -> None:

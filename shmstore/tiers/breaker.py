@@ -14,22 +14,18 @@ _log = logging.getLogger(__name__)
 class Breaker:
     """Opens after failures in a row; then nobody asks the tier but a thread that tries it from time to time.
 
-    So a tier that is down costs requests a few quick errors, or one that is late. A failure that takes `late` seconds
-    opens it at once. `probe` returns if the tier answers, and raises if it does not. The pauses between its calls
-    double from `first` to `longest` seconds. `answered` is called once the breaker has closed again.
+    So a tier that is down costs requests a few quick errors, or one that is late. `probe` returns if the tier answers,
+    and raises if it does not. `answered` is called once the breaker has closed again.
     """
 
-    def __init__(
-        self,
-        probe: Callable[[], object],
-        answered: Callable[[], object] = lambda: None,
-        failures: int = 3,
-        late: float = 0.1,
-        first: float = 1.0,
-        longest: float = 30.0,
-    ) -> None:
-        self._probe, self._limit, self._late, self._first, self._longest = probe, failures, late, first, longest
-        self._answered = answered
+    failures = 3
+    """How many open it, unless one takes `late` seconds."""
+    late = 0.1
+    first, longest = 1.0, 30.0
+    """Seconds between calls of the probe; each pause is twice the one before."""
+
+    def __init__(self, probe: Callable[[], object], answered: Callable[[], object]) -> None:
+        self._probe, self._answered = probe, answered
         self._lock = threading.Lock()
         self._failures = 0
         self._end = threading.Event()
@@ -48,7 +44,7 @@ class Breaker:
         """Note an error that came after so many seconds; return whether it has opened the breaker."""
         with self._lock:
             self._failures += 1
-            if self._thread or self._end.is_set() or (seconds < self._late and self._failures < self._limit):
+            if self._thread or self._end.is_set() or (seconds < self.late and self._failures < self.failures):
                 return False
             thread = threading.Thread(target=self._try_again, name="shmstore-tier-probe", daemon=True)
             try:
@@ -58,24 +54,17 @@ class Breaker:
             self._thread = thread  # the thread takes the lock before it ends
             return True
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until the tier answers again; return False if `timeout` seconds were not enough."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-        return not self.open
-
     def close(self) -> None:
         """End the thread, as soon as its call has returned; idempotent."""
         self._end.set()
 
     def _try_again(self) -> None:
-        pause = self._first
+        pause = self.first
         while not self._end.wait(pause):
             try:
                 self._probe()
             except Exception:
-                pause = min(2 * pause, self._longest)
+                pause = min(2 * pause, self.longest)
                 continue
             with self._lock:
                 self._failures, self._thread = 0, None

@@ -1,16 +1,11 @@
 """`DirectoryTier`: a tier in a directory, for one host with a disk or for several with a network file system.
 
-A value is a file, ``ab/ab12...ef.shmstore``, named for the hash of its key. It starts with two lines of text:
-
-    shmstore tier 1
-    {"key": "...", "sizes": [312, 6291456], "tags": {"kind": "image", ...}}
-
-The spans follow without a gap. A writer fills a temporary file beside it and renames that, so a reader sees the old
-file or the new one. A file that was cut short, forged or written by another version is a miss.
+A value is a file, ``ab/ab12...ef.shmstore``, named for the hash of its key: a line of text, a table (`table.py`), and
+the spans without a gap. A writer fills a temporary file beside it and renames that, so a reader sees the old file or
+the new one. A file that was cut short, forged or written by another version is a miss.
 """
 
 import errno
-import json
 import os
 import secrets
 import stat
@@ -20,14 +15,14 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from io import BufferedReader, FileIO
 
-from shmstore.errors import TierError, TierFullError, kind_of
-from shmstore.tiers.arguments import MAX_SPANS, check_key, check_keys, check_spans, check_timeout, take
+from shmstore.errors import TierError, TierFullError
+from shmstore.tiers import table
+from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
 __all__ = ["DirectoryTier"]
 
-_MAGIC = b"shmstore tier 1\n"
-_LONGEST_HEADER = 1 << 20
+_MAGIC = b"shmstore tier 2\n"
 _PIECE = 8 << 20
 """The time-out is looked at after so many bytes."""
 _USED_AGAIN = 60.0
@@ -49,14 +44,11 @@ class DirectoryTier:
     system hangs, so does the call, unless it is mounted with ``soft``.
 
     Files are as readable as `path` is, but never by other users than the owner and the group. Users who can write to
-    `path` can forge values. Tags are in the files, for operators.
+    `path` can forge values. Tags are ignored.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 1.0) -> None:
-        """Check the arguments; the directory is first looked at by a call."""
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"path must be a str or a Path, not {kind_of(path)}")
-        check_timeout(timeout)
+        """Look at nothing yet; each call does."""
         self._path = os.path.abspath(path)
         self._timeout = timeout
         self._closed = False
@@ -69,8 +61,6 @@ class DirectoryTier:
         check_key(key)
         check_spans(spans)
         end = self._begin()
-        header = {"key": key, "sizes": [span.nbytes for span in spans], "tags": dict(tags)}
-        pieces = [memoryview(_MAGIC + json.dumps(header).encode() + b"\n"), *spans]
         name = name_of(self._path, key)
         with self._errors():
             mode = os.stat(self._path).st_mode & _SHARED
@@ -81,7 +71,7 @@ class DirectoryTier:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o660)
             try:
                 try:
-                    for piece in pieces:
+                    for piece in (memoryview(_MAGIC + table.packed(spans)), *spans):
                         self._write(file, piece, end)
                 finally:
                     os.close(file)  # NFS may first say here that there is no room
@@ -99,7 +89,7 @@ class DirectoryTier:
         if file is None:
             return False
         with file:
-            sizes = self._sizes(file, key)
+            sizes = self._sizes(file)
             for size in sizes:
                 span = take(into, size)
                 if span is None or not self._read(file, span, end):
@@ -170,25 +160,17 @@ class DirectoryTier:
             os.stat(self._path)
         return None
 
-    def _sizes(self, file: BufferedReader, key: str) -> list[int]:
-        """Read the header and return the sizes of the spans; [] if this is not a whole file of the key.
-
-        It also notes that the file was used.
-        """
-        with self._errors(_MISS), suppress(ValueError, KeyError, TypeError, RecursionError):  # of a forged header
+    def _sizes(self, file: BufferedReader) -> list[int]:
+        """Return the sizes of the spans that follow; [] if this is not a whole file. Also note that it was used."""
+        with self._errors(_MISS):
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or file.readline(len(_MAGIC)) != _MAGIC:
+            if not stat.S_ISREG(found.st_mode) or file.read(len(_MAGIC)) != _MAGIC:
                 return []
-            header = json.loads(file.readline(_LONGEST_HEADER))
-            sizes: list[int] = header["sizes"]
-            if (
-                header["key"] != key
-                or len(sizes) > MAX_SPANS
-                or not all(type(size) is int and size >= 0 for size in sizes)
-            ):
+            sizes = table.sizes_in(file.peek(table.LONGEST))
+            start = len(_MAGIC) + table.length_of(len(sizes))
+            if start + sum(sizes) != found.st_size:
                 return []
-            if file.tell() + sum(sizes) != found.st_size:
-                return []
+            file.seek(start)
             if time.time() - found.st_mtime > _USED_AGAIN:
                 with suppress(OSError):  # perhaps it is another user's, or the file system is read-only
                     os.utime(file.fileno())

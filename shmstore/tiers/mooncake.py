@@ -7,7 +7,7 @@ does not answer holds the interpreter's lock, up to 90 s. And a fault in Mooncak
 
 A value is one key of Mooncake, and another one for each large span:
 
-    KEY/head    the number of spans, the size of each, and the bytes of the small ones in order
+    KEY/head    a table (`table.py`), and the bytes of the small spans in order
     KEY/i       span i, if it is larger than INLINE
 
 The head is written last and removed first.
@@ -15,24 +15,26 @@ The head is written last and removed first.
 
 import json
 import os
-import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from mmap import mmap
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from queue import Empty, LifoQueue
+from typing import Any, Final
 
 import numpy as np
 
 from shmstore.errors import TierError, TierFullError, cut
-from shmstore.tiers.arguments import MAX_SPANS, check_key, check_keys, check_spans, take
+from shmstore.tiers import table
+from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
 __all__ = ["MooncakeTier"]
@@ -42,8 +44,6 @@ INLINE: Final = 64 << 10
 LANES: Final = 4
 """Calls of one tier that run at a time; others wait."""
 
-_LONGEST: Final = 1 << 16
-"""Bytes of an answer beyond those of the call; for each key a call has more bytes than its answer."""
 _PROGRAM: Final = str(Path(__file__).with_name("mooncake_client.py"))
 
 # Results of Mooncake's calls.
@@ -79,12 +79,10 @@ class MooncakeTier:
         """Connect to nothing yet. ImportError if Mooncake is not installed."""
         if not master.rpartition(":")[2].isdecimal():
             raise ValueError(f"master must be 'host:port', not {master!r}")
-        if not timeout > 0:
-            raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
         if staging < 2 * INLINE:
             raise ValueError(f"staging must be at least {2 * INLINE} bytes, not {staging!r}")
         if find_spec("mooncake") is None:
-            raise ImportError("MooncakeTier needs Mooncake's client: pip install 'shmstore[mooncake]'")
+            raise ImportError("mooncake:// needs the extra mooncake; in the source tree: pip install '.[mooncake]'")
         self._settings = {
             "local_hostname": host,
             "metadata_server": metadata,
@@ -227,11 +225,11 @@ class _Client:
         self.addresses: list[int] = []  # where that process has the regions; empty until it is connected
         self.dead = False
         self._connecting = threading.Lock()
-        self._changed = threading.Condition()
-        pairs = [socket.socketpair() for _ in range(LANES)]
-        memory = regions[0].memory
+        pairs = [Pipe() for _ in range(LANES)]
         self._first = pairs[0][0]
-        self._idle = [_Lane(self, ours, memory[i * staging :][:staging]) for i, (ours, _) in enumerate(pairs)]
+        self._idle: LifoQueue[_Lane | None] = LifoQueue()  # with None if it is dead
+        for i, (ours, _) in enumerate(pairs):
+            self._idle.put(_Lane(self, ours, regions[0].memory[i * staging :][:staging]))
         fds = [theirs.fileno() for _, theirs in pairs]
         files = [region.fd for region in regions]
         more = {"places": [(each.fd, each.offset, each.memory.nbytes) for each in regions], "settings": settings}
@@ -245,7 +243,7 @@ class _Client:
         try:
             self._process = subprocess.Popen(
                 # -P: our folder has a `mooncake` that would be imported for Mooncake's.
-                [sys.executable, "-P", _PROGRAM, json.dumps({"sockets": fds, "parent": os.getpid()} | more)],
+                [sys.executable, "-P", _PROGRAM, json.dumps({"pipes": fds, "parent": os.getpid()} | more)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # Mooncake logs there; with MC_LOG_DIR it does so into files
@@ -253,10 +251,6 @@ class _Client:
                 env=limits | os.environ,
                 process_group=0,  # Ctrl-C is for our process, which may still want to publish something
             )
-        except OSError:
-            for lane in self._idle:
-                lane.socket.close()
-            raise
         finally:
             for _, theirs in pairs:
                 theirs.close()
@@ -264,23 +258,23 @@ class _Client:
     def take(self, deadline: float) -> "_Lane":
         """Return a lane that no other thread has, once the process is connected."""
         self._connect(deadline)
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._idle or self.dead, deadline - time.monotonic()):
-                raise TierError(f"{LANES} other calls of this tier run", hint="use fewer threads, or a longer timeout")
-            if self.dead:
-                raise TierError("another call of this tier was late, and its end ended this one")
-            lane = self._idle.pop()
+        try:
+            lane = self._idle.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            hint = "use fewer threads, or a longer timeout"
+            raise TierError(f"{LANES} other calls of this tier run", hint=hint) from None
+        if lane is None:
+            self._idle.put(None)  # for the next one
+            raise TierError("another call of this tier was late, and its end ended this one")
         lane.deadline = deadline
         return lane
 
     def give_back(self, lane: "_Lane") -> None:
         """Return a lane that was taken."""
-        with self._changed:
-            if self.dead:
-                lane.socket.close()
-            else:
-                self._idle.append(lane)
-                self._changed.notify()
+        if self.dead:
+            lane.pipe.close()
+        else:
+            self._idle.put(lane)
 
     def kill(self) -> None:
         """End the process at once; when this returns, nothing of it uses memory of ours."""
@@ -297,12 +291,11 @@ class _Client:
             self.kill()
 
     def _drop_lanes(self) -> None:
-        with self._changed:
-            self.dead = True
-            for lane in self._idle:
-                lane.socket.close()
-            self._idle.clear()
-            self._changed.notify_all()
+        self.dead = True
+        with suppress(Empty):
+            while (lane := self._idle.get_nowait()) is not None:
+                lane.pipe.close()
+        self._idle.put(None)
 
     def _connect(self, deadline: float) -> None:
         if not self._connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -310,18 +303,16 @@ class _Client:
         try:
             if self.addresses or self.dead:
                 return
+            if not self._first.poll(max(0.0, deadline - time.monotonic())):
+                raise TierError("Mooncake's client is still connecting")
             try:
-                answer = _answer(self._first, deadline)
-            except TimeoutError:
-                raise TierError("Mooncake's client is still connecting") from None
-            except (OSError, ValueError) as error:
-                answer = {"error": f"Mooncake's client has ended: {error}"}
-            said = answer if isinstance(answer, dict) else {}
-            addresses = said.get("addresses")
-            if not _are_numbers(addresses, len(self.regions)):
+                said = self._first.recv()
+            except (OSError, EOFError) as error:
+                said = {"error": f"Mooncake's client has ended: {error}"}
+            if "error" in said:
                 self.kill()
-                raise TierError(cut(said.get("error", "Mooncake's client began with a wrong answer")))
-            self.addresses = addresses
+                raise TierError(cut(said["error"]))
+            self.addresses = said["addresses"]
         finally:
             self._connecting.release()
 
@@ -331,11 +322,9 @@ class _Lane:
     """One call at a time to the process, and memory of its own for what is not in registered memory."""
 
     client: _Client
-    socket: socket.socket
+    pipe: "Connection[Any, Any]"
     staging: memoryview
     deadline: float = 0.0
-    number: int = 0
-    """Of the last call."""
 
     def put(self, key: str, span: memoryview) -> None:
         """Write a span under a key of Mooncake."""
@@ -344,7 +333,7 @@ class _Lane:
             staged = self._staged(span.nbytes)
             staged[:] = span
             address = self._placed(staged)
-        (code,) = self.ask("upsert_from", key, address, span.nbytes)
+        code = self.ask("upsert_from", key, address, span.nbytes)
         if code in _FULL:
             raise TierFullError(f"Mooncake has no room for {span.nbytes} bytes ({code})")
         if code not in (0, _REPLACED):
@@ -372,35 +361,24 @@ class _Lane:
             if code != 0 and code not in _ABSENT:
                 raise _refusal("did not remove a span", code)
 
-    def ask(self, method: str, what: str | list[str], *arguments: Any) -> list[int]:
-        """Call Mooncake's client for a key or several, and return a code for each.
-
-        End its process if it does not answer in time, or with anything else.
-        """
-        self.number += 1
-        request = json.dumps([self.number, method, [what, *arguments]]).encode() + b"\n"
+    def ask(self, *call: Any) -> Any:
+        """Call a method of Mooncake's client, and return its answer; end its process if that does not come in time."""
         try:
-            self.socket.settimeout(max(1e-3, self.deadline - time.monotonic()))
-            self.socket.sendall(request)
-            answer = _answer(self.socket, self.deadline, len(request))
-            if not isinstance(answer, list) or len(answer) != 2 or answer[0] != self.number:
-                raise ValueError("the answer to another call")
-            codes = answer[1] if isinstance(what, list) else answer[1:]
-            if not _are_numbers(codes, len(what) if isinstance(what, list) else 1):
-                raise ValueError("an answer without a code for each key")
-            return codes
+            self.pipe.send(call)
+            if not self.pipe.poll(max(0.0, self.deadline - time.monotonic())):
+                raise TimeoutError
+            return self.pipe.recv()
         except BaseException as error:
             self.client.kill()  # also after an interrupt: the call may still use its memory
-            if not isinstance(error, (OSError, ValueError)):
-                raise
             if isinstance(error, TimeoutError):
                 raise TierError("Mooncake did not answer in time") from error
-            wrong = f", because it gave {cut(error)}" if isinstance(error, ValueError) else ""
-            raise TierError(f"Mooncake's client has ended{wrong}") from error
+            if isinstance(error, (OSError, EOFError)):
+                raise TierError(f"Mooncake's client has ended: {error}") from error
+            raise
 
     def _get_into(self, key: str, address: int | None, size: int) -> int | None:
         """Return how many bytes there were, None if there are none or too many."""
-        (code,) = self.ask("get_into", key, address, size)
+        code: int = self.ask("get_into", key, address, size)
         if code in _ABSENT or code == _LONGER:
             return None
         if code < 0:
@@ -425,32 +403,6 @@ class _Lane:
         return self.staging[:nbytes]
 
 
-def _answer(sock: socket.socket, deadline: float, asked: int = 0) -> Any:
-    """Read a line, of not many more bytes than were `asked`; TimeoutError after the deadline.
-
-    OSError if the stream ends, and ValueError for a line that is too long or is not JSON.
-    """
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        if (left := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        sock.settimeout(left)
-        part = sock.recv(1 << 16)
-        if not part:
-            raise ConnectionError("the end of its answers")
-        line += part
-        if len(line) > asked + _LONGEST:
-            raise ValueError("too long an answer")
-    try:
-        return json.loads(line)
-    except RecursionError as error:
-        raise ValueError("an answer that is nested too deep") from error
-
-
-def _are_numbers(value: Any, count: int) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and len(value) == count and {int}.issuperset(map(type, value))
-
-
 def _refusal(what: str, code: int) -> TierError:
     return TierError(
         f"Mooncake {what}: error {cut(code)}", hint="look at its master and nodes; its types.h has the errors"
@@ -458,19 +410,13 @@ def _refusal(what: str, code: int) -> TierError:
 
 
 def _head_of(spans: Sequence[memoryview]) -> bytes:
-    sizes = [span.nbytes for span in spans]
-    small = [span for span in spans if span.nbytes <= INLINE]
-    return b"".join([struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes), *small])
+    return b"".join([table.packed(spans), *(span for span in spans if span.nbytes <= INLINE)])
 
 
 def _parsed(head: bytes) -> tuple[list[int], dict[int, bytes]] | None:
     """Take a head apart; None if it is not one."""
-    try:
-        (count,) = struct.unpack_from("<I", head)
-        sizes = list(struct.unpack_from(f"<{count}Q", head, 4)) if count <= MAX_SPANS else []
-    except struct.error:
-        return None
-    at = 4 + 8 * count
+    sizes = table.sizes_in(head)
+    at = table.length_of(len(sizes))
     small = {}
     for i, size in enumerate(sizes):
         if size <= INLINE:

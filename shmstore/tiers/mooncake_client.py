@@ -1,9 +1,8 @@
 """The process that runs Mooncake's client for a `MooncakeTier`, which starts it by this file's path.
 
 It imports nothing of shmstore, so that it starts fast. It maps places in files that it inherits, registers them with
-Mooncake, and writes their addresses as its first line. Then it answers on each of its sockets: a line `[number, method,
-arguments]` is a call of Mooncake's client, and the line `[number, result]` answers it. It ends when the sockets are
-closed.
+Mooncake, and sends their addresses first. Then it answers on each of its pipes: `(method, argument, ...)` is a call of
+Mooncake's client, and its result is the answer. It ends when the pipes are closed.
 """
 
 import ctypes
@@ -15,6 +14,7 @@ import select
 import socket
 import sys
 import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
 
@@ -22,14 +22,14 @@ def main() -> None:
     """Connect, say so, and serve until the other end closes."""
     given = json.loads(sys.argv[1])
     threading.Thread(target=_end_with, args=(given["parent"],), daemon=True).start()
-    lanes = [socket.socket(fileno=fd) for fd in given["sockets"]]
+    lanes = [Connection(fd) for fd in given["pipes"]]
     files = [_mapped(*place) for place in given["places"]]
     try:
         store, addresses = _connected(given["settings"], files)
     except (ImportError, ConnectionError) as error:
-        _say(lanes[0], {"error": str(error)})
+        lanes[0].send({"error": str(error)})
         return
-    _say(lanes[0], {"addresses": addresses})
+    lanes[0].send({"addresses": addresses})
     others = [threading.Thread(target=_serve, args=(store, lane)) for lane in lanes[1:]]
     for thread in others:
         thread.start()
@@ -84,19 +84,15 @@ def _own_address(master: str) -> str:
         raise ConnectionError(f"no way to Mooncake's master {master}: {error}") from error
 
 
-def _serve(store: Any, lane: socket.socket) -> None:
+def _serve(store: Any, lane: "Connection[Any, Any]") -> None:
     try:
-        for line in lane.makefile("rb"):
-            number, method, arguments = json.loads(line)
-            _say(lane, [number, getattr(store, method)(*arguments)])
-    except OSError:
-        pass  # the other end is closed, with an answer under way
+        while True:
+            method, *arguments = lane.recv()
+            lane.send(getattr(store, method)(*arguments))
+    except (OSError, EOFError):
+        pass  # the other end is closed, perhaps with an answer under way
     except BaseException:
         os._exit(1)  # the other end reads the end of the stream and starts another client
-
-
-def _say(lane: socket.socket, answer: Any) -> None:
-    lane.sendall(json.dumps(answer).encode() + b"\n")
 
 
 if __name__ == "__main__":

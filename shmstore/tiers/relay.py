@@ -9,6 +9,7 @@ out, and at the end of the connection it ends the leases. So there are no timers
 import errno
 import logging
 import os
+import select
 import socket
 import stat
 import threading
@@ -18,7 +19,7 @@ from contextlib import suppress
 from shmstore.errors import ObjectNotFoundError, ShmStoreError, StoreClosedError, StoreFullError
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreWriter
-from shmstore.tiers.relay_client import DONE, FOUND, MAX_REQUEST, MISSING, checked_path, has_news, own_user, parsed
+from shmstore.tiers.relay_client import FOUND, MAX_REQUEST, MISSING, checked_path, parsed
 from shmstore.tiers.store_tier import StoreTier
 
 __all__ = ["Relay"]
@@ -92,13 +93,10 @@ class Relay:
     def _converse(self, connection: socket.socket) -> None:
         held: _Held = {}
         try:
-            while own_user(connection) and (message := connection.recv(MAX_REQUEST + 1)):
-                if message == DONE:
-                    self._end(held)
-                    continue
+            while message := connection.recv(MAX_REQUEST + 1):
                 try:
                     key, namespace, seconds = parsed(message)
-                except ValueError as error:
+                except (TypeError, ValueError) as error:
                     connection.send(MISSING + str(error).encode())
                     return
                 connection.send(self._answer(connection, held, key, namespace, seconds))
@@ -107,14 +105,11 @@ class Relay:
         except ShmStoreError as error:
             _log.warning("a worker gets no answer: %s", error)
         finally:
-            self._end(held)
+            with suppress(StoreClosedError):
+                while held:
+                    self._writer.cancel(held.popitem()[1])
             connection.close()
             del self._connections[threading.current_thread()]
-
-    def _end(self, held: _Held) -> None:
-        with suppress(StoreClosedError):
-            while held:
-                self._writer.cancel(held.popitem()[1])
 
     def _answer(self, connection: socket.socket, held: _Held, key: str, namespace: str | None, seconds: float) -> bytes:
         """Return the answer to a request; `held` gets the reference. Give up if the worker goes."""
@@ -130,7 +125,7 @@ class Relay:
             left = end - time.monotonic()
             if self._tier.stats().open:
                 return MISSING + b"the tier does not answer"
-            if left <= 0 or has_news(connection, min(pause, left)):
+            if left <= 0 or _has_gone(connection, min(pause, left)):
                 return MISSING + b"the tier does not have it, or the store has no room for it"
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -154,6 +149,13 @@ def _listen(path: str) -> socket.socket:
     except BaseException:
         listener.close()
         raise
+
+
+def _has_gone(connection: socket.socket, seconds: float) -> bool:
+    """Wait so long for the end of the connection, and return whether it has come; a worker that waits sends nothing."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(1000 * seconds))
 
 
 def _is_dead(path: str) -> bool:

@@ -1,50 +1,131 @@
 """`RespTier`: a tier on Redis, Valkey, or another server that speaks RESP.
 
-The spans of `key` lie under "{key}:0", "{key}:1" and so on. The braces are a hash tag: one node has all of them. The
-value of the first span starts with a *table*: the number of the spans, then the size of each. The first span is
-written last, so it never announces spans that the server has refused.
+A value is one string under its key: a table (`table.py`), then its spans without a gap.
 
-    fetch      ->  STRLEN {key}:1    GET {key}:0
-               <-  :6291456          $132 | table | first span
-               ->                    GET {key}:1
-               <-                    $6291456 | second span
+    fetch      ->  GETRANGE key 0 16383
+               <-  table | first span | the start of the second
+               ->  GETRANGE key 16384 6291967
+               <-  the rest of the second span, straight into its memory
 
-A server evicts each key alone. STRLEN goes first, so that a payload which is gone is a miss before `into` is asked.
-
-redis-py reads the URL and connects (TCP, TLS or Unix socket). All that follows is here, because redis-py copies what
-it reads, and because its time-outs are for each `recv` and not for a call.
+redis-py connects, greets, sends and parses. It copies what it reads, so large spans are read past its parser. Its
+time-outs are for each `recv`, so it gets a socket whose waits all end with the call.
 """
 
-import math
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from redis.connection import Connection, parse_url
-from redis.exceptions import RedisError
+from redis.connection import Connection, ConnectionPool, parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    InvalidResponse,
+    MovedError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shmstore.errors import TierError, TierFullError, cut, listed, shown
-from shmstore.store.arguments import seconds_of
+from shmstore.errors import TierError, TierFullError, cut, shown
+from shmstore.store.arguments import int_of
+from shmstore.tiers import table
 from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
-from shmstore.tiers.resp_connection import NUMBER, SIZE, RespConnection
-from shmstore.tiers.urls import TLS
 
 __all__ = ["RespTier"]
 
-_OPTIONS = {"host", "port", "path", "db", "username", "password", *TLS}
+_AHEAD = 1 << 14
+"""The bytes that come with the table."""
+_MAX_ANSWER = 1 << 20
+"""The bytes that redis-py may read in one call, whatever the server says."""
 _MAX_VALUE = 512 << 20
 """The bytes that a server takes in one value: `proto-max-bulk-len`, if its operator has not changed it."""
+_HINTS: dict[type[Exception], str] = {
+    AuthenticationError: "correct user and password in the URL: redis://:PASSWORD@HOST:PORT or redis://USER:PASSWORD@HOST",
+    NoPermissionError: "let this user (ACL) run AUTH, SELECT, SET, GETRANGE, EXISTS and UNLINK",
+    MovedError: "name one server or a proxy: a tier does not follow a cluster from node to node",
+    ReadOnlyError: "name the primary: this server is a replica",
+}
+_call = threading.local()
+"""Of the call that a thread makes: its `deadline`, and how many bytes it has `read`."""
+
+
+def _left() -> float:
+    left: float = _call.deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+class _Socket:
+    """A connected socket of which each wait ends when the call of its thread is late."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._waits = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._waits = seconds != 0  # what else redis-py sets is for each wait
+
+    def sendall(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            self._socket.settimeout(_left())
+            rest = rest[self._socket.send(rest) :]
+
+    def recv(self, size: int) -> bytes:
+        self._socket.settimeout(_left() if self._waits else 0)
+        received = self._socket.recv(size)
+        _call.read += len(received)
+        if not received or _call.read > _MAX_ANSWER:
+            raise OSError("it says too much" if received else "it ended the connection")
+        return received
+
+    def recv_into(self, memory: Any, *size: int) -> int:
+        self._socket.settimeout(_left() if self._waits else 0)
+        received = self._socket.recv_into(memory, *size)
+        if not received:
+            raise OSError("it ended the connection")
+        return received
 
 
 class _InTime:
-    """Makes a connection of redis-py wait until `deadline`: for all addresses of a name and for TLS together."""
+    """What makes a connection of redis-py end its waits with the call: for all addresses of a name and TLS together."""
 
-    deadline = math.inf
-    _left = property(lambda self: max(self.deadline - time.monotonic(), 0.001), lambda self, value: None)
-    socket_timeout = socket_connect_timeout = _left
+    socket: _Socket
+    _seconds = property(lambda self: max(_call.deadline - time.monotonic(), 0.001), lambda self, value: None)
+    socket_timeout = socket_connect_timeout = _seconds
+
+    def _connect(self) -> _Socket:
+        self.socket = _Socket(super()._connect())  # type: ignore[misc]
+        return self.socket
+
+
+@contextmanager
+def _telling(name: str) -> Iterator[None]:
+    """Raise what redis-py or its socket raises as an error of the tier."""
+    try:
+        yield
+    except Exception as error:  # redis-py raises anything if a server talks nonsense
+        hint = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), None)
+        if isinstance(error, (TimeoutError, RedisTimeoutError)):
+            raise TierError(f"{name} did not answer in time") from None
+        if hint is not None or isinstance(error, ResponseError):
+            refused = TierFullError if isinstance(error, OutOfMemoryError) else TierError
+            words = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
+            raise refused(f"{name} refused: {cut(words)}", hint=hint) from None
+        if isinstance(error, (OSError, RedisConnectionError)):
+            raise TierError(f"{name} cannot be reached: {cut(error)}") from None
+        raise TierError(f"{name} does not speak RESP as it must: {cut(error)}") from None
 
 
 class RespTier:
@@ -55,170 +136,130 @@ class RespTier:
     time in seconds after which the server removes a value; without it, the server's eviction policy decides.
     At most `connections` calls run at the same time; others wait, within their `timeout`.
 
-    A span has nearly 512 MiB at most. Tags are ignored. Do not use one object on both sides of a fork.
+    A value has nearly 512 MiB at most. Tags are ignored. Do not use one object on both sides of a fork.
     """
 
     def __init__(self, url: str, *, timeout: float = 1.0, expire: int | None = None, connections: int = 4) -> None:
-        if not 0 < seconds_of("timeout", timeout) < math.inf:
-            raise ValueError(f"timeout must be a positive number of seconds, not {shown(timeout)}")
-        if expire is not None and expire < 1:
-            raise ValueError(f"expire must be at least 1 second or None, not {shown(expire)}")
-        if connections < 1:
-            raise ValueError(f"connections must be at least 1, not {shown(connections)}")
+        self._connections = int_of("connections", connections, 1, 1 << 16)
         self._timeout = timeout
-        self._expire = () if expire is None else (b"EX", b"%d" % expire)
-        self._options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-        kind = self._options.pop("connection_class", Connection)
-        unknown = self._options.keys() - _OPTIONS
-        if isinstance(kind, str):  # of the URL's query; redis-py's own is a class
-            unknown.add("connection_class")
-        if unknown:
-            known = ", ".join(sorted(_OPTIONS))
-            raise ValueError(f"option {listed(sorted(unknown))} of the URL is not known; its options are {known}")
-        self._kind = type("_Connection", (_InTime, kind), {})
+        self._expire = [] if expire is None else [b"EX", b"%d" % int_of("expire", expire, 1, 1 << 32)]
+        options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
+        kind = type("_Connection", (_InTime, options.pop("connection_class", Connection)), {})
         try:
-            redis = self._kind(**self._options)
+            self._name = kind(**options)._host_error()
         except (TypeError, RedisError) as error:  # redis-py makes each option of the URL an argument
             raise ValueError(f"an option of the URL is wrong: {error}") from None
-        self._name = self._options.get("path") or f"{redis.host}:{redis.port}"
-        self._connections = connections
+        self._pool: Any = ConnectionPool(connection_class=kind, **options, protocol=2)
         self._free = threading.Semaphore(connections)
-        self._lock = threading.Lock()
-        self._idle: list[RespConnection] = []
         self._closed = False
 
     def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
         """Keep these spans under `key`; see `Tier.publish`."""
         check_key(key)
         check_spans(spans)
-        table = memoryview(NUMBER.pack(len(spans)) + b"".join(SIZE.pack(len(span)) for span in spans))
-        values = [[table, spans[0]], *([span] for span in spans[1:])]
-        largest = max(sum(map(len, value)) for value in values)
-        if largest > _MAX_VALUE:
+        start = b"".join([table.packed(spans), *spans[:-1]])  # in an object, only the last span is large
+        size = len(start) + len(spans[-1])
+        if size > _MAX_VALUE:
             raise TierFullError(
-                f"a value has {largest} bytes, and Redis takes at most {_MAX_VALUE} in one",
+                f"a value has {size} bytes, and Redis takes at most {_MAX_VALUE} in one",
                 hint="such an item is processed on each host, or use a tier without this limit",
             )
-        commands = [(b"SET", _key(key, i), value, *self._expire) for i, value in enumerate(values)]
+        head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (3 + len(self._expire), len(key), key.encode(), size)
+        end = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in self._expire)
         with self._connection() as connection:
-            for batch in (commands[1:], commands[:1]):
-                connection.send(batch)
-                for _ in batch:
-                    connection.ok()
+            self._ask(connection, [head + start, spans[-1], end], bytes)
 
     def fetch(self, key: str, into: Into) -> bool:
-        """Read the spans of `key` into memory that `into` gives; see `Tier.fetch`.
-
-        If `into` declines the first span, this connection is dropped and the next call makes another.
-        """
+        """Read the spans of `key` into memory that `into` gives; see `Tier.fetch`."""
         check_key(key)
         with self._connection() as connection:
-            connection.send([(b"STRLEN", _key(key, 1)), (b"GET", _key(key, 0))])
-            second, length = connection.number(), connection.size()
-            sizes = [] if length is None else connection.table(length)
-            if not sizes or (len(sizes) > 1 and sizes[1] != second):
-                return False
-            for i, size in enumerate(sizes):
+            try:
+                (ahead,) = self._ask(connection, connection.pack_command("GETRANGE", key, 0, _AHEAD - 1), bytes)
+            except TierError as error:
+                if "WRONGTYPE" not in str(error):
+                    raise
+                return False  # what somebody else keeps there
+            sizes = table.sizes_in(ahead)
+            at = table.length_of(len(sizes))
+            for size in sizes:
                 memory = take(into, size)
                 if memory is None:
                     return False
-                if i > 0:
-                    connection.send([(b"GET", _key(key, i))])
-                    if connection.size() != size:
-                        return False
-                connection.fill(memory.cast("B"))
-                connection.end()
-        return True
+                known = ahead[at : at + size]
+                memory[: len(known)] = known
+                if size > len(known) and not self._fill(connection, key, at + len(known), memory[len(known) :]):
+                    return False
+                at += size
+        return bool(sizes)
 
     def has(self, keys: Sequence[str]) -> list[bool]:
-        """Return for each key whether its first span is there; see `Tier.has`."""
+        """Return for each key whether something is there; see `Tier.has`."""
         check_keys(keys)
         with self._connection() as connection:
-            connection.send([(b"EXISTS", _key(key, 0)) for key in keys])
-            return [connection.number() == 1 for _ in keys]
+            packed = connection.pack_commands([("EXISTS", key) for key in keys])
+            return [number == 1 for number in self._ask(connection, packed, int, len(keys))]
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove these keys; see `Tier.remove`."""
         check_keys(keys)
         with self._connection() as connection:
-            connection.send([(b"GETRANGE", _key(key, 0), b"0", b"%d" % (NUMBER.size - 1)) for key in keys])
-            removals = []
-            for key in keys:
-                number = connection.start()
-                # The server may have evicted the first span of an object alone, and its number with it.
-                removals.append((b"UNLINK", *(_key(key, i) for i in range(max(number, 2)))))
-            connection.send(removals)
-            for _ in removals:
-                connection.number()
+            self._ask(connection, connection.pack_commands([("UNLINK", key) for key in keys]), int, len(keys))
 
     def close(self) -> None:
-        """End the connections; a call that runs ends by itself. Idempotent; calls after it raise TierError."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        """End the connections, also those of calls that run. Idempotent; calls after it raise TierError."""
+        self._closed = True
+        self._pool.disconnect()
 
     @contextmanager
-    def _connection(self) -> Iterator[RespConnection]:
-        """Lend a connection, which is kept afterwards if each of its commands has its whole answer."""
-        deadline = time.monotonic() + self._timeout
+    def _connection(self) -> Iterator[Any]:
+        """Lend a connection until the call of this thread is late; it is dropped if the call raises."""
+        _call.deadline, _call.read = time.monotonic() + self._timeout, 0
         if not self._free.acquire(timeout=self._timeout):
             raise TierError(
                 f"all {self._connections} connections to {self._name} are in use",
                 hint="raise `connections`, or ask from fewer threads",
             )
         try:
-            connection = self._take(deadline)
+            if self._closed:
+                raise TierError("the tier is closed", hint="open it again")
+            with _telling(self._name):
+                connection = self._pool.get_connection()
             try:
                 yield connection
+            except BaseException:
+                connection.disconnect()
+                raise
             finally:
-                with self._lock:
-                    keep = connection.unanswered == 0 and not self._closed
-                    if keep:
-                        self._idle.append(connection)
-                if not keep:
-                    connection.close()
+                if self._closed:
+                    connection.disconnect()
+                self._pool.release(connection)
         finally:
             self._free.release()
 
-    def _take(self, deadline: float) -> RespConnection:
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise TierError("the tier is closed", hint="open it again")
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                return self._connect(deadline)
-            if connection.is_quiet():
-                connection.deadline = deadline
-                return connection
-            connection.close()  # its server has ended or restarted
+    def _ask(self, connection: Any, packed: Sequence[bytes | memoryview], kind: type, count: int = 1) -> list[Any]:
+        """Send packed commands in one go, and return their answers, which are of this kind."""
+        with _telling(self._name):
+            connection.send_packed_command(packed)
+            answers = [connection.read_response() for _ in range(count)]
+            for answer in answers:
+                if type(answer) is not kind:
+                    raise InvalidResponse(shown(answer))
+            return answers
 
-    def _connect(self, deadline: float) -> RespConnection:
-        # redis-py's own greeting would set its own time-outs, so it is replaced by nothing.
-        redis: Any = self._kind(**self._options, redis_connect_func=lambda _: None)
-        redis.deadline = deadline
-        try:
-            redis.connect()
-        except (RedisError, OSError) as error:
-            raise TierError(f"{self._name} cannot be reached: {cut(error)}") from None
-        connection = RespConnection(redis, self._name, deadline)
-        greeting = []
-        if redis.password:
-            user = (redis.username.encode(),) if redis.username else ()
-            greeting.append((b"AUTH", *user, redis.password.encode()))
-        if redis.db:
-            greeting.append((b"SELECT", b"%d" % redis.db))
-        try:
-            connection.send(greeting)
-            for _ in greeting:
-                connection.ok()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-
-def _key(key: str, span: int) -> bytes:
-    return b"{%b}:%d" % (key.encode(), span)
+    def _fill(self, connection: Any, key: str, start: int, memory: memoryview) -> bool:
+        """Fill `memory` with the bytes of a value from `start` on; return False if it has no such bytes any more."""
+        with _telling(self._name):
+            connection.send_command("GETRANGE", key, start, start + len(memory) - 1)
+            line = b""
+            while not line.endswith(b"\n"):
+                line += connection.socket.recv(1)
+            if line != b"$%d\r\n" % len(memory):
+                if line[:1] != b"$":
+                    raise InvalidResponse(shown(line))
+                connection.disconnect()  # the rest of the answer is of no use
+                return False
+            while memory:
+                memory = memory[connection.socket.recv_into(memory) :]
+            if (end := connection.socket.recv(1) + connection.socket.recv(1)) != b"\r\n":
+                raise InvalidResponse(shown(end))
+        return True

@@ -3,12 +3,14 @@
 No error of this module has a part of the URL that may be a password: it names options and shows wrong numbers.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from shmstore.errors import kind_of, shown
+from shmstore.store.arguments import seconds_of
 from shmstore.tiers.protocol import Tier
 
 __all__ = ["open_tier", "shown_url"]
@@ -34,16 +36,17 @@ def open_tier(url: str, **options: Any) -> Tier:
     if parts.scheme not in _SCHEMES:
         raise ValueError(f"the URL of a tier must start with one of {', '.join(_SCHEMES)}, not {shown(parts.scheme)}")
     make, known = _SCHEMES[parts.scheme]
-    given: dict[str, Any] = {}
-    for name, text in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in known or name in given:
-            problem = "is there twice" if name in given else "is not known"
-            raise ValueError(f"option {shown(name)} {problem}; options of {parts.scheme}:// are {', '.join(known)}")
-        given[name] = _parsed(known[name], name, text)
-    for name in options:
+    texts = parse_qsl(parts.query, keep_blank_values=True)
+    given = dict(texts)
+    for name in [*given, *options]:
         if name not in known:
             raise ValueError(f"option {shown(name)} is not known; options of {parts.scheme}:// are {', '.join(known)}")
-    return make(parts, given | options)
+    if len(given) < len(texts):
+        raise ValueError(f"an option is there twice: {', '.join(name for name, _ in texts)}")
+    options = {name: _parsed(known[name], name, text) for name, text in given.items()} | options
+    if not 0 < seconds_of("timeout", options.get("timeout", 1.0)) < math.inf:
+        raise ValueError(f"timeout must be a number of seconds above 0, not {shown(options['timeout'])}")
+    return make(parts, options)
 
 
 def shown_url(url: str) -> str:
@@ -89,7 +92,9 @@ def _resp(parts: SplitResult, options: dict[str, Any]) -> Tier:
     try:
         from shmstore.tiers.resp import RespTier
     except ImportError as error:
-        raise _missing(parts.scheme, "redis") from error
+        raise ImportError(
+            f"{parts.scheme}:// needs the extra redis; in the source tree: pip install '.[redis]'"
+        ) from error
     if not (parts.path if parts.scheme == "unix" else parts.hostname):
         raise ValueError(f"the URL must name a server, such as {parts.scheme}://{_RESP_EXAMPLES[parts.scheme]}")
     if parts.scheme != "unix" and re.fullmatch("(/[0-9]*)?", parts.path) is None:  # redis-py would ignore it
@@ -100,17 +105,11 @@ def _resp(parts: SplitResult, options: dict[str, Any]) -> Tier:
 
 
 def _mooncake(parts: SplitResult, options: dict[str, Any]) -> Tier:
-    try:
-        from shmstore.tiers.mooncake import MooncakeTier
-    except ImportError as error:
-        raise _missing(parts.scheme, "mooncake") from error
+    from shmstore.tiers.mooncake import MooncakeTier
+
     if "@" in parts.netloc or parts.path not in ("", "/"):
         raise ValueError("the URL of a Mooncake Store is mooncake://host:port, with the master's host and port")
     return MooncakeTier(parts.netloc, **options)
-
-
-def _missing(scheme: str, extra: str) -> ImportError:
-    return ImportError(f"{scheme}:// needs the extra {extra}; in the source tree: pip install '.[{extra}]'")
 
 
 _Options: TypeAlias = dict[str, Callable[[str], Any]]

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def expected_status(command: str, condition: str) -> int:
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("command", NAMED)
-def test_a_command_ends_in_time_with_its_status_and_changes_no_byte(command: str, condition: str) -> None:
+def test_a_command_ends_with_its_status_in_pipe_and_terminal_and_changes_no_byte(command: str, condition: str) -> None:
     with case(condition) as name:
         before = (SHM / name).read_bytes()
         ran = piped(command, name, *NAMED[command])
@@ -56,6 +57,9 @@ def test_a_command_ends_in_time_with_its_status_and_changes_no_byte(command: str
         assert "\x1b" not in ran.out, "an escape sequence in a pipe"
         if ran.status == 1:
             assert re.fullmatch(rf"shmstore {command}: .*\n", ran.err), "an error is one line"
+        on_screen = on_terminal(command, name, *NAMED[command])
+        assert (ran.status, True) == (on_screen.status, name in on_screen.out), on_screen
+        assert "Traceback" not in on_screen.out
 
 
 @pytest.mark.parametrize("condition", [*CONDITIONS, "being created"])
@@ -101,16 +105,6 @@ def test_a_store_may_be_named_by_its_file(command: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("command", NAMED)
-def test_a_terminal_gets_the_same_answer(command: str, condition: str) -> None:
-    with case(condition) as name:
-        ran = on_terminal(command, name, *NAMED[command])
-        assert expected_status(command, condition) == ran.status, ran
-        assert name in ran.out
-        assert "Traceback" not in ran.out
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("run", [piped, on_terminal])
 def test_ls_shows_what_is_ours_and_its_condition(run: object, condition: str) -> None:
     with case(condition) as name:
@@ -141,7 +135,7 @@ def test_what_another_process_named_is_shown_as_it_is_and_commands_no_terminal(c
         assert (1 if command == "gc" else 0) == ran.status
 
 
-def ls_entry(name: str) -> dict[str, object]:
+def ls_entry(name: str) -> dict[str, Any]:
     ran = piped("ls", "--json")
     assert ran.status == (0 if ran.json["ok"] else 1)
     return next(entry for entry in ran.json["segments"] if entry["name"] == name)
@@ -150,16 +144,13 @@ def ls_entry(name: str) -> dict[str, object]:
 def test_ls_json_has_the_figures() -> None:
     with case("live") as name:
         entry = ls_entry(name)
-        assert ("alive", 1 << 16, 6, 1, 2, 0.25, "ok") == tuple(
-            entry[field]
-            for field in (
-                *("owner", "capacity", "objects", "readers_attached", "readers_expected"),
-                *("hit_ratio", "state"),
-            )
+        assert ("ok", True, 1, 1, False) == tuple(
+            entry[name] for name in ("state", "writer_alive", "writers_alive", "ranks_alive", "ephemeral")
         )
+        assert (1 << 16, 6, 2) == tuple(entry["facts"][name] for name in ("capacity", "objects", "n_readers"))
     with case("damaged") as name:
         entry = ls_entry(name)
-        assert ("dead", "damaged", None) == (entry["owner"], entry["state"], entry["capacity"])
+        assert (False, "damaged", None) == (entry["writer_alive"], entry["state"], entry["facts"])
         assert 1 == piped("ls").status
 
 
@@ -514,11 +505,3 @@ def test_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: py
     small, large = figures
     assert large.put_us > 10 * small.put_us or large.copy_us > 10 * small.copy_us
     assert all(min(f.put_us, f.copy_us, f.get_us, f.hit_us) > 0 for f in figures)
-
-
-def test_demo_says_where_it_is_whatever_follows(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["--workers", "3"], ["--help"]):
-        assert 2 == cli.main(["demo", *arguments])
-        out, err = capsys.readouterr()
-        assert ("", 1) == (out, err.count("\n"))
-        assert "make demo" in err

@@ -83,7 +83,7 @@ def test_ls_and_top_say_how_many_writers_are_alive() -> None:
         rows = piped("top", "--iterations", "1").out.splitlines()
         screen = piped("top", writer.name, "--iterations", "1").out
     assert "2 of 3 alive" in listed
-    assert (3, 2, 3 << 16) == (entry["writers"], entry["writers_alive"], entry["capacity"])
+    assert (3, 2, 3 << 16) == (entry["writers"], entry["writers_alive"], entry["facts"]["capacity"])
     at = next(i for i, row in enumerate(rows) if writer.name in row)
     assert "2 of 3 alive" in rows[at]
     assert [("0", "alive"), ("1", "alive"), ("2", "frozen")] == [

@@ -1,4 +1,4 @@
-"""Servers of tiers: Redis, and a Mooncake Store. The tests start theirs here, too.
+"""Servers of tiers: Redis, and a Mooncake Store.
 
 A server ends with the thread that has started it, so also with a process that is killed.
 """
@@ -16,8 +16,6 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from examples.demo.supervisor import DemoError, interrupts_held_back
-
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 _READY_S = 60.0
@@ -33,18 +31,17 @@ def free_port(address: str = LOOPBACK) -> int:
 
 
 def start(command: Sequence[str], ready: str) -> subprocess.Popen[bytes]:
-    """Start a server, and return when it has said `ready`. DemoError with its last words if it ends before."""
+    """Start a server, and return when it has said `ready`. RuntimeError with its last words if it ends before."""
     with tempfile.TemporaryFile() as output:  # not a pipe, which would be full at some time
         server: subprocess.Popen[bytes] | None = None
         try:
-            with interrupts_held_back():  # held back in the server, too, which inherits that
-                server = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=_end_with_this_thread,
-                )
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_end_with_this_thread,
+            )
             deadline = time.monotonic() + _READY_S
             while True:
                 is_over = server.poll() is not None or time.monotonic() > deadline  # before the look
@@ -54,7 +51,7 @@ def start(command: Sequence[str], ready: str) -> subprocess.Popen[bytes]:
                     return server
                 if is_over:
                     last = (said.strip().splitlines() or ["it said nothing"])[-1]
-                    raise DemoError(f"the server `{' '.join(command)}` did not get ready: {last}")
+                    raise RuntimeError(f"the server `{' '.join(command)}` did not get ready: {last}")
                 time.sleep(0.02)
         except BaseException:
             if server is not None:
@@ -73,10 +70,12 @@ def _end_with_this_thread() -> None:
 
 
 def redis_server(address: str, port: int, *options: str) -> subprocess.Popen[bytes]:
-    """Start Redis or Valkey, which keeps nothing on disk. DemoError if neither is installed."""
+    """Start Redis or Valkey, which keeps nothing on disk. RuntimeError if neither is installed."""
     program = next((path for name in _REDIS if (path := shutil.which(name))), None)
     if program is None:
-        raise DemoError(f"{' or '.join(_REDIS)} is not in the PATH: install Debian's package redis-server, or Valkey")
+        raise RuntimeError(
+            f"{' or '.join(_REDIS)} is not in the PATH: install Debian's package redis-server, or Valkey"
+        )
     command = [program, "--bind", address, "--port", str(port), "--save", "", "--protected-mode", "no", *options]
     return start(command, "eady to accept connections")
 
@@ -94,11 +93,11 @@ def missing_for_mooncake() -> str | None:
 
 
 class MooncakeServers:
-    """A Mooncake Store: a master, and a node that gives it `size` bytes. DemoError if it cannot run here; close it."""
+    """A Mooncake Store: a master, and a node that gives it `size` bytes. RuntimeError if it cannot run; close it."""
 
     def __init__(self, address: str, size: int) -> None:
         if problem := missing_for_mooncake():
-            raise DemoError(problem)
+            raise RuntimeError(problem)
         self._host, self._port, self._size = address, free_port(address), size
         self.address = f"{address}:{self._port}"
         self.start_master()

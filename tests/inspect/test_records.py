@@ -11,7 +11,7 @@ import torch
 
 from shmstore import CorruptStoreError, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
 from shmstore.bindings import inspect as native
-from shmstore.inspect import StoreInspector, find_segments, load_tensor, parse_tree
+from shmstore.inspect import StoreInspector, load_tensor, parse_tree
 from shmstore.inspect.ring import HELD, LIVE, mark_of
 from shmstore.serde import MsgpackSerde, register_type
 from tests.inspect.cases import OPTIONS, fill, running, three_writers
@@ -281,17 +281,6 @@ def test_an_inspector_that_is_closed_maps_nothing() -> None:
         inspector.close()
         assert (True, False) == (mapped, is_mapped(writer.name))
         ObjectStoreWriter.recover(writer.name).close()
-
-
-def test_find_segments_knows_a_store_by_its_bytes(stores: Stores) -> None:
-    writer = stores.create(**OPTIONS)
-    other = SHM / store_name()
-    other.write_bytes(bytes(8192))
-    try:
-        names = {info.name for info in find_segments()}
-        assert (True, False) == (writer.name in names, other.name in names)
-    finally:
-        other.unlink()
 
 
 class Point:

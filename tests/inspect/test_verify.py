@@ -1,11 +1,9 @@
 """`verify` finds every kind of damage, says where, and finds none in what is sound, at work, stopped or dead."""
 
 import json
-import mmap
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -32,7 +30,6 @@ LEASE = {name: 8 * i for i, name in enumerate(("number", "what", "id", "opened_n
 HEADER_BYTES = 8 * (3 + MAX_WRITERS + 5 + 8)
 BASE_AT = 24
 """In a rank's table: its arrays, and the bases for the writers."""
-KINDS_AT = FIELDS["retired"] + 8 * native.MAX_READERS
 
 
 def slot_at(path: Path, index: int, field: str = "state") -> int:
@@ -352,11 +349,6 @@ def test_damage_is_found_at_full_speed() -> None:
     with running(name, _storm):
         poke(SHM / name, rank_at(SHM / name, 1) + BASE_AT, 1 << 60)
         assert {"base", "unattached"} == wrong(verify(name))
-
-
-def test_words_are_where_this_test_believes() -> None:
-    assert struct.calcsize("<Q") == 8
-    assert (64, 160, 3136 + mmap.PAGESIZE) == (SLOT["put_ns"] + 8, FIELDS["data_at"], FIELDS["drops"])
 
 
 @pytest.mark.parametrize("objects", [3, 3000], ids=["findings that fit a buffer", "findings that do not"])

@@ -8,14 +8,11 @@ import os
 import random
 import resource
 import signal
-import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -33,10 +30,9 @@ from shmstore.multimodal.values.updates import decode_updates, encode_updates, p
 from shmstore.scheduler.events import AllBlocksCleared, BlockStored, KVCacheEvent, KVEventBatch
 from shmstore.serde.decode import make_plan
 from shmstore.serde.wire import INTS, MAX_RUNS, RUN, TUPLE
-from shmstore.tiers import mooncake, relay_client
+from shmstore.tiers import mooncake, relay_client, table
 from shmstore.tiers.directory import DirectoryTier, name_of
 from shmstore.tiers.objects import Incoming, spans_of
-from shmstore.tiers.resp_connection import NUMBER, SIZE, RespConnection
 from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import in_child, raises, store_name
 
@@ -234,23 +230,6 @@ def _kibibytes(name: str) -> int:
     return int(line.split()[1])
 
 
-def _resp(packed: bytes) -> list[int]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(packed)
-        theirs.shutdown(socket.SHUT_WR)
-        connection = RespConnection(SimpleNamespace(_sock=ours), "a server", time.monotonic() + 600)
-        return connection.table(connection.size() or 0)
-
-
-def _answered(packed: bytes) -> Any:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(packed)
-        theirs.shutdown(socket.SHUT_WR)
-        return mooncake._answer(ours, time.monotonic() + 600)
-
-
 def _head_of_a_tier(writer: ObjectStoreWriter) -> Callable[[bytes], None]:
     def decode(packed: bytes) -> None:
         incoming = Incoming(writer, "a", None, "a", *[lambda _: True] * 3)
@@ -302,10 +281,8 @@ def test_random_and_mutated_bytes_take_a_bounded_amount_of_memory(tmp_path: Path
         relay_client.request("a", "namespace", 1.0),
         bytes(spans[0]),
         mooncake._head_of(spans),
-        b"$%d\r\n" % (2 + 8 + 4) + NUMBER.pack(1) + SIZE.pack(4) + b"abcd\r\n",
-        b'shmstore tier 1\n{"key": "a", "sizes": [1, 2], "tags": {}}\nabc',
-        b'{"addresses": [140000000000000]}\n',
-        b"[7, [0, -704]]\n",
+        table.packed(spans) + b"abcd",
+        b"shmstore tier 2\n" + table.packed(spans) + b"abcd",
         event.to_msgpack(),
         KVEventBatch(1.0, [event, AllBlocksCleared()]).to_msgpack("array"),
     ]
@@ -317,9 +294,10 @@ def test_random_and_mutated_bytes_take_a_bounded_amount_of_memory(tmp_path: Path
         ObjectRef,
         relay_client.parsed,
         mooncake._parsed,
+        table.sizes_in,
         _head_of_a_tier(writer),
     ]
-    slow = [_answered, _resp, _file_of_a_tier(tmp_path)]
+    slow = [_file_of_a_tier(tmp_path)]
 
     def inputs() -> Iterator[bytes]:
         for i in range(100_000):

@@ -87,6 +87,7 @@ class Contract:
 
     @pytest.mark.parametrize("sizes", SIZES, ids=str)
     def test_spans_come_back_in_number_size_order_and_bytes(self, tier: Tier, key: str, sizes: list[int]) -> None:
+        assert isinstance(tier, Tier)
         values = values_of(sizes)
         tier.publish(key, views(values), TAGS)
         assert values == fetch(tier, key)
@@ -115,6 +116,7 @@ class Contract:
             shared[place : place + len(value)] = value
         source = shared.toreadonly() if readonly else shared
         tier.publish(key, [source[at : at + len(value)] for at, value in zip(places, values, strict=True)], TAGS)
+        shared[:MIB] = bytes(MIB)  # the bytes were taken before publish returned
         targets = iter([8 * MIB + 3, 9 * MIB + 7])
         before = bytes(shared)
 
@@ -127,13 +129,6 @@ class Contract:
         for at, value in zip([8 * MIB + 3, 9 * MIB + 7], values, strict=True):
             expected[at : at + len(value)] = value
         assert expected == shared, "the spans are there, and nothing around them has changed"
-
-    def test_the_bytes_are_taken_before_publish_returns(self, tier: Tier, key: str) -> None:
-        source = bytearray(random_bytes(1, 2 * MIB))
-        expected = bytes(source)
-        tier.publish(key, [memoryview(source)], TAGS)
-        source[:] = bytes(len(source))
-        assert [expected] == fetch(tier, key)
 
     def test_what_is_not_there_is_a_miss_and_asks_for_no_memory(self, tier: Tier, key: str) -> None:
         assert not tier.fetch(key, lambda size: pytest.fail("there is nothing to read"))
@@ -293,28 +288,21 @@ class Contract:
                 reader.result()
         assert 3 <= hits.count(len(payloads) - 1)
 
-    @pytest.mark.parametrize("wrong", ["", "x" * 201, "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "a\n", "a\0", "\x7f"])
-    def test_a_key_that_is_not_short_printable_ascii_is_refused(self, tier: Tier, wrong: str) -> None:
+    @pytest.mark.parametrize(
+        "wrong", ["", "x" * 201, "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "a\n", "a\0", "\x7f", b"key"]
+    )
+    def test_a_key_that_is_not_short_printable_ascii_is_refused(self, tier: Tier, wrong: Any) -> None:
+        error, words = (ValueError, "printable ASCII of 1 to 200") if isinstance(wrong, str) else (TypeError, "a str")
         for call in (
             lambda: tier.publish(wrong, [memoryview(b"a")], TAGS),
             lambda: tier.fetch(wrong, lambda size: memoryview(bytearray(size))),
             lambda: tier.has(["good", wrong]),
             lambda: tier.remove(["good", wrong]),
         ):
-            with pytest.raises(ValueError, match="printable ASCII of 1 to 200 characters"):
+            with pytest.raises(error, match=words):
                 call()
-
-    def test_a_key_of_another_type_is_refused(self, tier: Tier) -> None:
-        wrong: Any = b"key"
-        for call in (
-            lambda: tier.publish(wrong, [memoryview(b"a")], TAGS),
-            lambda: tier.fetch(wrong, lambda size: memoryview(bytearray(size))),
-            lambda: tier.has([wrong]),
-            lambda: tier.remove([wrong]),
-            lambda: tier.has("key"),
-            lambda: tier.remove("key"),
-        ):
-            with pytest.raises(TypeError, match="str"):
+        for call in (lambda: tier.has("key"), lambda: tier.remove("key")):
+            with pytest.raises(TypeError, match="not a str"):
                 call()
 
     @pytest.mark.parametrize(
@@ -349,6 +337,3 @@ class Contract:
         ):
             with pytest.raises(TierError, match="closed"):
                 call()
-
-    def test_a_back_end_is_a_tier(self, tier: Tier) -> None:
-        assert isinstance(tier, Tier)

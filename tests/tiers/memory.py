@@ -1,7 +1,8 @@
 """A tier in a dict, whose behaviour a test can change."""
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from shmstore.errors import TierError
 from shmstore.tiers import Into
@@ -54,6 +55,14 @@ class MemoryTier:
 
     def close(self) -> None:
         self.closed = True
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds; fail after ten seconds."""
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def late() -> TierError:

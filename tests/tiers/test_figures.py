@@ -2,8 +2,6 @@
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
@@ -17,7 +15,7 @@ from shmstore.tiers import StoreTier
 from tests.inspect.cases import peek, piped, poke
 from tests.layout import FIELDS
 from tests.support import SHM, Stores
-from tests.tiers.memory import MemoryTier, late
+from tests.tiers.memory import MemoryTier, late, until
 
 
 class Clock:
@@ -35,14 +33,6 @@ def figures(writer: ObjectStoreWriter) -> TierStats | None:
         found = inspector.facts().writers[writer.index].tier
     assert found == writer.stats().tier
     return found
-
-
-def soon(reached: Callable[[], bool]) -> bool:
-    """Return whether it is so within seconds."""
-    end = time.monotonic() + 10
-    while not reached() and time.monotonic() < end:
-        time.sleep(0.01)
-    return reached()
 
 
 def test_the_names_are_those_of_the_c_record() -> None:
@@ -63,6 +53,7 @@ def test_each_call_to_the_tier_is_shown_at_once(stores: Stores) -> None:
     writer, memory, clock = stores.create(), MemoryTier(), Clock()
     tier = StoreTier(writer, memory, clock=clock)
     assert figures(writer) == TierStats()
+    assert "  tier: 0 hits" in piped("dump", writer.name).out
 
     def shown(**expected: float) -> None:
         assert figures(writer) == tier.stats() == TierStats(**{**seen, **expected})  # type: ignore[arg-type]
@@ -95,7 +86,7 @@ def test_each_call_to_the_tier_is_shown_at_once(stores: Stores) -> None:
     tier.fetch("absent")
     shown(skipped=1)
     memory.fail = None
-    assert soon(lambda: not (found := figures(writer)) or not found.open), "when the tier answers again, too"
+    until(lambda: not (found := figures(writer)) or not found.open)  # when the tier answers again, too
     shown(open=False)
     memory.values.clear()
     tier.close()
@@ -108,7 +99,7 @@ def test_what_waits_is_shown_when_a_call_ends_and_the_end_shows_what_was_dropped
     for number in range(4):
         writer.put(f"k{number}", number)
     tier._write_behind.add("wait", lambda: memory.waiting.wait(10))
-    assert soon(lambda: not len(tier._write_behind))
+    until(lambda: not len(tier._write_behind))
     for number in range(4):
         tier.publish(f"k{number}")
     assert not tier.fetch("absent")
@@ -233,20 +224,16 @@ def test_writers_have_their_own_figures_and_the_store_has_the_sum(writers: tuple
     assert facts.tier.open is True, "not a sum, also in JSON"
 
 
-def test_dump_has_a_line_for_each_tier(writers: tuple[ObjectStoreWriter, ...]) -> None:
+def test_dump_has_a_line_for_each_tier_and_top_of_a_store_one_for_the_sum(
+    writers: tuple[ObjectStoreWriter, ...],
+) -> None:
     ran = piped("dump", writers[0].name)
     lines = [line.strip() for line in ran.out.splitlines() if "tier" in line]
     assert [line.split(":")[0] for line in lines] == ["tier of writer 0", "tier of writer 1"]
     assert "3 hits (2 KiB), 2 misses, 0 declined, 0 damaged, 1.5 s saved;" in lines[0]
     assert lines[0].endswith("; 0 published (0 B), 1 queued, 0 dropped, 0 refused; 0 errors, 0 skipped")
     assert lines[1].endswith("; 5 errors, 0 skipped; circuit open")
-    tiers = [each["tier"] for each in piped("dump", writers[0].name, "--json").json["snapshot"]["facts"]["writers"]]
-    assert [tier and tier["hits"] for tier in tiers] == [3, 4, None]
-
-
-def test_top_of_a_store_has_a_line_for_the_sum(writers: tuple[ObjectStoreWriter, ...]) -> None:
-    out = piped("top", writers[0].name, "--iterations", "1").out
-    (line,) = (line for line in out.splitlines() if "tier" in line)
+    (line,) = (line for line in piped("top", writers[0].name, "--iterations", "1").out.splitlines() if "tier" in line)
     assert line.startswith("tier: 7 hits (3 KiB), 2 misses, 0 declined, 0 damaged, 4.0 s saved;")
     assert line.endswith("circuit open")
 
@@ -258,10 +245,3 @@ def test_top_of_all_stores_names_those_with_a_tier(writers: tuple[ObjectStoreWri
     assert f"\ntier of {writers[0].name}: 7 hits" in out
     assert other.name in out
     assert f"tier of {other.name}" not in out
-
-
-def test_one_writer_s_tier_needs_no_number(stores: Stores) -> None:
-    writer = stores.create()
-    tier = StoreTier(writer, MemoryTier())
-    assert "  tier: 0 hits" in piped("dump", writer.name).out
-    tier.close()

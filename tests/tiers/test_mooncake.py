@@ -3,7 +3,6 @@
 import fcntl
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from shmstore.errors import TierError, TierFullError
-from shmstore.tiers import mooncake
 from shmstore.tiers.mooncake import INLINE, LANES, MooncakeTier
 from tests.fleet.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 from tests.support import SHM, children, store_name
@@ -329,121 +327,6 @@ def test_a_master_that_never_was_is_an_error_in_time(make: Callable[..., Mooncak
     assert in_time(lambda: tier.has([key])) is not None
 
 
-LIAR = """
-import json, os, socket, sys, threading
-given = json.loads(sys.argv[1])
-first, answers = eval(os.environ["LIES"])
-lanes = [socket.socket(fileno=fd) for fd in given["sockets"]]
-def serve(lane):
-    for line in lane.makefile("rb"):
-        number, _, (what, *_) = json.loads(line)
-        lane.sendall(answers(number, [what] if isinstance(what, str) else what))
-lanes[0].sendall(first(len(given["places"])))
-for lane in lanes:
-    threading.Thread(target=serve, args=(lane,)).start()
-"""
-CONNECTED = "lambda n: json.dumps({'addresses': [0] * n}).encode() + b'\\n'"
-WRONG_FIRST = {
-    "a number": "b'1\\n'",
-    "a list": "b'[]\\n'",
-    "no address": "b'{}\\n'",
-    "too few addresses": "b'{\"addresses\": []}\\n'",
-    "an address that is text": 'b\'{"addresses": ["1"]}\\n\'',
-    "an error that is a list": "b'{\"error\": [1]}\\n'",
-    "lines to forge": 'b\'{"error": "a\\\\nb"}\\n\'',
-    "a gigabyte": "b'1' * (1 << 30)",
-    "no JSON": "b'\\xff\\n'",
-    "nested": "b'[' * 60000 + b'\\n'",
-    "two lines": "b'{\"addresses\": [0]}\\n{}\\n'",
-}
-WRONG = {
-    "nothing": "os._exit(0)",
-    "a part of a line": "b'[1, 0' if not [lane.sendall(b'[1, ') or lane.shutdown(1) for lane in lanes] else b''",
-    "a number": "b'0\\n'",
-    "null": "b'null\\n'",
-    "an object": "b'{}\\n'",
-    "another call's": "json.dumps([number + 1, 0]).encode() + b'\\n'",
-    "one after the other": "json.dumps([number, [0] * len(keys)]).encode() + b'\\n[0, 0]\\n'",
-    "too many codes": "json.dumps([number, [0] * (len(keys) + 1)]).encode() + b'\\n'",
-    "text": "json.dumps([number, '0']).encode() + b'\\n'",
-    "texts": "json.dumps([number, ['0'] * len(keys)]).encode() + b'\\n'",
-    "truths": "json.dumps([number, [True] * len(keys)]).encode() + b'\\n'",
-    "a fraction": "json.dumps([number, 0.5]).encode() + b'\\n'",
-    "a long number": "b'[%d, ' % number + b'9' * 5000 + b']\\n'",
-    "not a number": "b'NaN\\n'",
-    "a gigabyte": "b'1' * (1 << 30)",
-    "no JSON": "b'\\xff\\n'",
-    "nested": "b'[' * 60000 + b'\\n'",
-}
-
-
-@pytest.fixture
-def liar(
-    make: Callable[..., MooncakeTier], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[[str, str], MooncakeTier]:
-    """Makes a tier whose client's first line and answers are these expressions."""
-    program = tmp_path / "liar.py"
-    program.write_text(LIAR)
-    monkeypatch.setattr(mooncake, "_PROGRAM", str(program))
-
-    def tier(first: str, answers: str = "b''") -> MooncakeTier:
-        monkeypatch.setenv("LIES", f"({first}, lambda number, keys: {answers})")
-        return make("127.0.0.1:1", PATIENT)
-
-    return tier
-
-
-CALLS: dict[str, Callable[[MooncakeTier], object]] = {
-    "publish": lambda tier: tier.publish("a", views(values_of([5, INLINE + 1])), TAGS),
-    "fetch": lambda tier: fetch(tier, "a"),
-    "has": lambda tier: tier.has(["a", "b"]),
-    "remove": lambda tier: tier.remove(["a", "b"]),
-}
-
-
-@pytest.mark.parametrize("first", WRONG_FIRST)
-def test_a_client_that_begins_with_anything_else_is_an_error(liar: Callable[..., MooncakeTier], first: str) -> None:
-    before = children()
-    with pytest.raises(TierError) as caught:
-        liar(f"lambda _: {WRONG_FIRST[first]}").has(["a"])
-    assert "\n" not in str(caught.value)
-    assert before == children()
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("answer", WRONG)
-def test_a_client_that_answers_anything_else_is_an_error_and_is_ended(
-    liar: Callable[..., MooncakeTier], answer: str, call: str
-) -> None:
-    before = children()
-    with pytest.raises(TierError, match="has ended"):
-        CALLS[call](liar(CONNECTED, WRONG[answer]))
-    assert before == children()
-
-
-def test_an_answer_that_comes_in_many_pieces_has_no_longer_than_one_in_one() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(b"1" * 200_000)
-        with pytest.raises(TimeoutError):
-            mooncake._answer(ours, time.monotonic())
-
-
-def test_a_code_of_many_digits_makes_no_long_message(liar: Callable[..., MooncakeTier]) -> None:
-    tier = liar(CONNECTED, "b'[%d, -' % number + b'9' * 4000 + b']\\n'")
-    for call in ("publish", "fetch"):
-        with pytest.raises(TierError) as caught:
-            CALLS[call](tier)
-        assert len(str(caught.value)) < 500
-
-
-def test_a_line_that_answers_an_earlier_call_is_not_the_next_ones(liar: Callable[..., MooncakeTier]) -> None:
-    tier = liar(CONNECTED, "b'[1, [0]]\\n'")
-    assert [False] == tier.has(["a"])
-    with pytest.raises(TierError, match="another call"):
-        tier.has(["a"])
-
-
 def test_a_client_that_ends_is_an_error_and_the_next_call_starts_another(
     servers: MooncakeServers, make: Callable[..., MooncakeTier], key: str
 ) -> None:
@@ -543,7 +426,6 @@ def test_the_client_locks_what_it_may_write(servers: MooncakeServers, arena: Are
     [
         ({"master": "host"}, ValueError, "host:port"),
         ({"master": "host:"}, ValueError, "host:port"),
-        ({"timeout": 0}, ValueError, "timeout"),
         ({"staging": INLINE}, ValueError, "staging"),
     ],
 )

@@ -38,16 +38,18 @@ def given(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("given")
-def test_a_tier_of_the_environment_is_checked(server: RedisServer) -> None:
-    ran = piped("tier", "check", "--sizes", "1K", "--count", "2", "--json")
+def test_the_tier_of_the_environment_is_checked_unless_the_command_line_has_one(
+    server: RedisServer, url: str, tmp_path: Path
+) -> None:
+    more = ("--sizes", "1K", "--count", "2", "--json")
+    ran = piped("tier", "check", *more)
     assert (0, server.url) == (ran.status, ran.json["url"])
-    assert SECRET not in ran.out + ran.err
-
-
-@pytest.mark.usefixtures("given")
-def test_a_url_on_the_command_line_goes_before_that_of_the_environment(tmp_path: Path) -> None:
-    ran = piped("tier", "check", f"file://{tmp_path}", "--sizes", "1K", "--count", "2", "--json")
-    assert (0, f"file://{tmp_path}") == (ran.status, ran.json["url"])
+    other = piped("tier", "check", f"file://{tmp_path}", *more)
+    assert (0, f"file://{tmp_path}") == (other.status, other.json["url"])
+    wrong = piped("tier", "check", url.replace(SECRET, f"{SECRET}-2").replace("=20", "=1"), *more)
+    assert (1, True) == (wrong.status, "hint" in wrong.err)
+    for each in (ran, other, wrong):
+        assert SECRET not in each.out + each.err
 
 
 @pytest.mark.parametrize("empty", [False, True])

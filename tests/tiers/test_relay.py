@@ -7,11 +7,11 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 
@@ -23,18 +23,10 @@ from shmstore.tiers.relay import Relay
 from shmstore.tiers.relay_client import MAX_REQUEST, RelayClient, relay_path, request
 from tests.multimodal.helpers import features, three_tensors
 from tests.support import Child, Signal, crowd, raises
-from tests.tiers.memory import MemoryTier, late
+from tests.tiers.memory import MemoryTier, late, until
 
 KEY = "photograph"
 SIZE = 40_000
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds; fail after ten seconds."""
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 class Host:
@@ -47,11 +39,9 @@ class Host:
         self.relay = Relay(self.writer, self.tier, path)
         self.thread = threading.Thread(target=self.relay.serve)
         self.thread.start()
-        self.clients: list[RelayClient] = []
 
     def client(self, wait: float = 10.0) -> RelayClient:
-        self.clients.append(RelayClient(self.relay.path, wait=wait))
-        return self.clients[-1]
+        return RelayClient(self.relay.path, wait=wait)
 
     def fetch(self, key: str = KEY, wait: float = 10.0) -> Any:
         with self.client(wait).fetching() as conversation:
@@ -63,8 +53,6 @@ class Host:
     def end(self) -> None:
         self.relay.stop()
         self.thread.join(10)
-        for client in self.clients:
-            client.close()
 
     def close(self) -> None:
         self.end()
@@ -135,18 +123,12 @@ def test_keys_of_namespaces_are_fetched_too(host: Host, elsewhere: Elsewhere, na
         assert host.reader.get(conversation.fetch(key, namespace=namespace)) == "value"
 
 
-def test_a_client_uses_its_connection_again_and_each_block_at_a_time_has_its_own(
-    host: Host, elsewhere: Elsewhere
-) -> None:
+def test_each_block_has_its_own_connection(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     client = host.client()
-    for _ in range(3):
-        with client.fetching() as conversation:
-            conversation.fetch(KEY)
-    assert (len(host.relay._connections), len(client._idle)) == (1, 1)
     with client.fetching() as one, client.fetching() as other:
-        one.fetch(KEY)
-        other.fetch(KEY)
+        for conversation in (one, other, one):
+            conversation.fetch(KEY)
         assert len(host.relay._connections) == 2
         assert host.leases() == 2
     until(lambda: host.leases() == 0)
@@ -163,13 +145,10 @@ def test_an_error_in_the_block_ends_the_leases_and_leaves_nothing(host: Host, el
         assert conversation.fetch(KEY).store_id == host.writer.handle.store_id
 
 
-def test_an_interrupted_request_leaves_no_answer_for_the_next(
-    host: Host, elsewhere: Elsewhere, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_request_leaves_no_answer_for_the_next(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     elsewhere.put("other", "value")
-    client = host.client()
-    with client.fetching() as conversation:
+    with host.client().fetching() as conversation:
         conversation.fetch("other")
 
         class Interrupted(socket.socket):
@@ -177,13 +156,11 @@ def test_an_interrupted_request_leaves_no_answer_for_the_next(
                 raise KeyboardInterrupt
 
         assert conversation._connection is not None
-        mine = Interrupted(fileno=conversation._connection.detach())
-        conversation._connection = mine
+        conversation._connection = Interrupted(fileno=conversation._connection.detach())
         with pytest.raises(KeyboardInterrupt):
             conversation.fetch(KEY)
-    until(lambda: host.leases() == 0)
-    with client.fetching() as conversation:
         assert host.reader.get(conversation.fetch("other")) == "value"
+    until(lambda: host.leases() == 0)
 
 
 def test_it_waits_for_an_object_that_is_published_late(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
@@ -307,15 +284,11 @@ ASK = request(KEY, None, 1.0)
     "message",
     [
         b"?",
-        b"x" + ASK[1:],
-        ASK[:11],  # no key
-        ASK[:9] + b"\xff\xff" + ASK[11:],  # a namespace without an end
-        ASK[:9] + b"\x01\x00\xff" + ASK[11:],  # a namespace that is not UTF-8
-        ASK[:11] + b"\xff",
-        request(KEY, None, -1.0),
-        request(KEY, None, float("nan")),
+        ASK[:-1],
         ASK + b"k" * MAX_REQUEST,
         b"\0" * 100,
+        *map(msgpack.packb, (5, [KEY], ["", None, 1.0], [5, None, 1.0], [KEY, 5, 1.0], [KEY, None, "1"])),
+        *map(msgpack.packb, ([KEY, None, -1.0], [KEY, None, float("nan")], [b"\xff", None, 1.0])),
     ],
 )
 def test_what_is_not_a_request_is_refused_and_ends_the_connection(
@@ -328,7 +301,6 @@ def test_what_is_not_a_request_is_refused_and_ends_the_connection(
         connection.send(message)
         answer = connection.recv(4096)
         assert answer[:1] == b"-"
-        assert len(answer) > 10
         assert connection.recv(100) == b""
     until(lambda: host.leases() == 0)
     assert host.fetch() == three_tensors(SIZE)
@@ -338,44 +310,17 @@ def test_the_socket_is_for_this_user_alone_whatever_the_umask(memory: MemoryTier
     assert stat.S_IMODE(os.stat(host.relay.path).st_mode) == 0o600
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)
-        yield Path(folder)
-
-
-@needs_root
-def test_another_users_process_gets_no_answer(memory: MemoryTier, elsewhere: Elsewhere, shared: Path) -> None:
-    elsewhere.put()
-    with closing(Host(memory, shared / "relay")) as host:
-        os.chmod(host.relay.path, 0o666)
-
-        def ask() -> bytes:
-            os.setuid(65534)
-            with connect(host) as connection:
-                try:
-                    connection.send(ASK)
-                    return connection.recv(100)
-                except ConnectionError:
-                    return b""
-
-        assert Child(ask).join() == b""
-        assert memory.calls.count("fetch") == 0
-        assert host.fetch() == three_tensors(SIZE)
-
-
-@needs_root
-def test_another_users_relay_is_not_asked(shared: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_users_relay_is_not_asked() -> None:
+    folder = tempfile.TemporaryDirectory()
+    os.chmod(folder.name, 0o777)
+    path = f"{folder.name}/relay"
     ready = Signal()
 
     def listen() -> bytes:
         os.setuid(65534)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(str(shared / "relay"))
+        listener.bind(path)
         listener.listen()
         ready.send()
         return listener.accept()[0].recv(100)
@@ -384,11 +329,12 @@ def test_another_users_relay_is_not_asked(shared: Path) -> None:
     ready.wait()
     with (
         raises(CacheMissError, ["another user's"]),
-        RelayClient(shared / "relay").fetching() as conversation,
+        RelayClient(path).fetching() as conversation,
     ):
         conversation.fetch(KEY)
     assert child.join() == b""
     ready.close()
+    folder.cleanup()
 
 
 def test_its_end_ends_connections_leases_and_socket(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:

@@ -24,7 +24,7 @@ from tests.multimodal import worker
 from tests.multimodal.helpers import MIB, config, shm_sender, update
 from tests.multimodal.worker import truth
 from tests.support import SHM, Child, Signal, raises, store_name
-from tests.tiers.test_relay import until
+from tests.tiers.memory import until
 
 SPAWN = multiprocessing.get_context("spawn")
 WORKERS = 2
@@ -161,7 +161,6 @@ def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hos
     assert cache.get_and_update_item(sent[0], "1:5000") == truth("1:5000")
     until(lambda: hosts.leases() == 0)
     reading = RelayClient(hosts.relay.socket)
-    hosts.stack.callback(reading.close)
     with reading.fetching() as conversation:
         conversation.fetch("1:5000")
         hosts.relay.kill()
@@ -207,7 +206,6 @@ def test_a_relay_joins_a_store_finds_what_its_host_has_and_leaves_it_there(tmp_p
         relay = RelayProcess(name, tmp_path, stack).listening()
         reader = stack.enter_context(ObjectStoreReader.attach(writer.handle, 0))
         client = RelayClient(relay.socket, wait=0)
-        stack.callback(client.close)
         with client.fetching() as conversation:
             assert reader.get(conversation.fetch("own")) == "value"
             with StoreInspector.open(name) as inspector:
@@ -279,7 +277,6 @@ def test_its_operator_sees_what_it_logs(tmp_path: Path, capfd: pytest.CaptureFix
         stack.enter_context(ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2))
         relay = RelayProcess(name, tmp_path, stack).listening()
         client = RelayClient(relay.socket, wait=0.1)
-        stack.callback(client.close)
         with pytest.raises(CacheMissError), client.fetching() as conversation:
             conversation.fetch("none")
         assert relay.end() == 0

@@ -7,10 +7,9 @@ import socket
 import subprocess
 import threading
 import time
-import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,28 +102,13 @@ class TestContractOverAUnixSocket(Contract):
 # ---- what lies on the server
 
 
-def test_64_mib_come_back(tier: RespTier, key: str) -> None:
-    values = [random_bytes(1, 300), random_bytes(2, 64 * MIB)]
-    tier.publish(key, views(values), TAGS)
-    assert values == fetch(tier, key)
-
-
-def test_spans_lie_under_keys_with_one_hash_tag(tier: RespTier, server: RedisServer) -> None:
-    tier.publish("a key", views(values_of([5, 6, 7])), TAGS)
-    found = server.ask("KEYS", "*").split(b"\r\n")
-    assert [b"{a key}:0", b"{a key}:1", b"{a key}:2"] == sorted(line for line in found if line[:1] == b"{")
-    tier.remove(["a key"])
-    assert b"*0\r\n" == server.ask("KEYS", "*")
-
-
 def test_values_expire(server: RedisServer, key: str) -> None:
     with opened(server.url, expire=100) as tier:
         tier.publish(key, views(values_of([5, 60_000])), TAGS)
-    for span in (0, 1):
-        assert 90 <= int(server.ask("TTL", f"{{{key}}}:{span}")[1:]) <= 100
+    assert 90 <= int(server.ask("TTL", key)[1:]) <= 100
     with opened(server.url) as tier:
         tier.publish(key, views(values_of([5, 60_000])), TAGS)
-    assert b":-1\r\n" == server.ask("TTL", f"{{{key}}}:0")
+    assert b":-1\r\n" == server.ask("TTL", key)
 
 
 def test_a_declined_payload_is_not_transferred(tier: RespTier, server: RedisServer, key: str) -> None:
@@ -137,57 +121,50 @@ def test_a_declined_payload_is_not_transferred(tier: RespTier, server: RedisServ
     assert server.count("total_connections_received") - connections == 2, "those of the two questions"
 
 
-@pytest.mark.parametrize("evicted", [0, 1])
-def test_a_span_that_the_server_has_evicted_is_a_miss_that_asks_for_no_memory(
-    tier: RespTier, server: RedisServer, key: str, evicted: int
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("DEL",),
+        ("LPUSH", "x"),
+        ("SET", "x"),
+        ("SET", r'"\x00\x00\x00\x00"'),
+        ("SET", r'"\x01\x00\x00\x00aaaa"'),
+        ("SET", r'"\x41\x00\x00\x00' + r"\x00" * 8 * 65 + '"'),
+        ("SET", r'"\xff\xff\xff\xff' + "a" * 80 + '"'),
+    ],
+    ids=["nothing", "a list", "no table", "no spans", "half a table", "65 spans", "more spans"],
+)
+def test_what_is_no_value_of_a_tier_is_a_miss_and_can_be_replaced(
+    tier: RespTier, server: RedisServer, key: str, command: tuple[str, ...]
 ) -> None:
-    tier.publish(key, views(values_of([300, 1000])), TAGS)
-    server.ask("DEL", f"{{{key}}}:{evicted}")
-    assert not tier.fetch(key, lambda size: pytest.fail("there is a span too few"))
-    tier.remove([key])
-    assert b"*0\r\n" == server.ask("KEYS", "*"), "also what was left"
-
-
-@pytest.mark.parametrize("span", [0, 1])
-@pytest.mark.parametrize("size", [0, 1000])
-def test_a_span_of_a_wrong_type_is_a_miss_and_can_be_replaced(
-    tier: RespTier, server: RedisServer, key: str, span: int, size: int
-) -> None:
-    values = values_of([300, size])
-    for forgets in (True, False):
-        tier.publish(key, views(values), TAGS)
-        server.ask("DEL", f"{{{key}}}:{span}")
-        server.ask("LPUSH", f"{{{key}}}:{span}", "x")
-        assert not tier.fetch(key, lambda size: memoryview(bytearray(size)))
-        if forgets:
-            tier.remove([key])
-            assert b"*0\r\n" == server.ask("KEYS", "*")
-        tier.publish(key, views(values), TAGS)
-        assert values == fetch(tier, key)
-
-
-@pytest.mark.parametrize("table", ["", "x", r"\x00\x00", r"\x01\x00", r"\x01\x00" + "a" * 8, r"\xff\xff" + "a" * 80])
-def test_a_first_span_that_does_not_fit_its_table_is_a_miss(
-    tier: RespTier, server: RedisServer, key: str, table: str
-) -> None:
-    server.ask("SET", f"{{{key}}}:0", f'"{table}"')
-    assert not tier.fetch(key, lambda size: pytest.fail("the table is wrong"))
+    server.ask(command[0], key, *command[1:])
+    assert not tier.fetch(key, lambda size: pytest.fail("there is no value"))
+    tier.publish(key, [memoryview(b"")] * 64, TAGS)
+    assert [b""] * 64 == fetch(tier, key)
+    server.ask("DEL", key)
+    server.ask(command[0], key, *command[1:])
     tier.remove([key])
     assert [False] == tier.has([key])
 
 
-@pytest.mark.parametrize("replacement", ["", "x" * 999, "x" * 1001])
-def test_a_span_that_changes_its_size_while_it_is_fetched_is_a_miss(
-    tier: RespTier, server: RedisServer, key: str, replacement: str
+@pytest.mark.parametrize("change", [("DEL",), ("SET", "x" * 999), ("SETRANGE", "101000", "x"), ("LPUSH", "x")], ids=str)
+def test_a_value_that_changes_while_it_is_fetched_is_a_miss(
+    tier: RespTier, server: RedisServer, key: str, change: tuple[str, ...]
 ) -> None:
-    values = values_of([300, 1000])
+    values = values_of([300, 100_000])
     tier.publish(key, views(values), TAGS)
 
     def into(size: int) -> memoryview:
-        server.ask("SET" if replacement else "DEL", f"{{{key}}}:1", replacement)
+        if change[0] == "LPUSH":
+            server.ask("DEL", key)
+        server.ask(change[0], key, *change[1:])
         return memoryview(bytearray(size))
 
-    assert not tier.fetch(key, into)
+    if change[0] == "LPUSH":
+        with raises(TierError, ["does not speak RESP", "WRONGTYPE"]):
+            tier.fetch(key, into)
+    else:
+        assert tier.fetch(key, into) == (change[0] == "SETRANGE"), "what is behind it does not matter"
     tier.publish(key, views(values), TAGS)
     assert values == fetch(tier, key)
 
@@ -195,19 +172,17 @@ def test_a_span_that_changes_its_size_while_it_is_fetched_is_a_miss(
 # ---- a server that refuses
 
 
-def test_a_full_server_keeps_the_old_value_and_the_connection(key: str) -> None:
+def test_a_full_server_keeps_the_old_value(key: str) -> None:
     with serving("--maxmemory", "20mb", "--maxmemory-policy", "noeviction") as server:
         with opened(server.url) as tier:
             old = checked(random_bytes(1, 2 * MIB))
             tier.publish(key, views(old), TAGS)
             # Room for the small first span, but not for the payload.
             server.ask("CONFIG", "SET", "maxmemory", str(server.count("used_memory", "memory") + 1 * MIB))
-            connections = server.count("total_connections_received")
             for _ in range(3):
-                with raises(TierFullError, ["OOM command not allowed"]):
+                with raises(TierFullError, ["OOM", "command not allowed"]):
                     tier.publish(key, views(checked(random_bytes(2, 4 * MIB))), TAGS)
             assert old == fetch(tier, key)
-            assert server.count("total_connections_received") - connections == 1, "that of the question"
             server.ask("CONFIG", "SET", "maxmemory", "20mb")
             tier.publish(key, views(values_of([1, 2])), TAGS)
             assert values_of([1, 2]) == fetch(tier, key)
@@ -230,11 +205,11 @@ def test_a_value_larger_than_the_operator_allows_is_an_error(key: str) -> None:
 def test_a_wrong_password_is_told_with_a_hint(key: str) -> None:
     with serving("--requirepass", "secret") as server:
         with opened(server.url) as tier:
-            with raises(TierError, ["NOAUTH Authentication required"], ["password in the URL"]):
+            with raises(TierError, ["NOAUTH", "Authentication required"], ["correct user and password in the URL"]):
                 tier.has([key])
         with opened(server.url.replace("//", "//:guess@")) as tier:
             for _ in range(2):
-                with raises(TierError, ["WRONGPASS"], ["correct the user and the password"]) as caught:
+                with raises(TierError, ["WRONGPASS"], ["correct user and password"]) as caught:
                     tier.has([key])
                 assert "guess" not in str(caught.value)
         with opened(server.url.replace("//", "//:secret@")) as tier:
@@ -258,46 +233,10 @@ def test_other_refusals_arrive_in_the_words_of_the_server(server: RedisServer, k
 
 
 def test_a_refusal_is_one_line_whatever_the_server_says(key: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as liar, opened(f"redis://127.0.0.1:{liar.getsockname()[1]}") as tier:
-
-        def answer() -> None:
-            with liar.accept()[0] as client:
-                client.recv(4096)
-                client.sendall("-ERR \x1b[2J\nERROR all is lost\x85\u2028\r\n".encode())
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with raises(TierError, [r"\x1b[2J\nERROR all is lost\x85\u2028"]) as caught:
+    with faking("-ERR \x1b[2JERROR all is lost\x85\u2028!\r\n".encode()) as server, opened(server.url) as tier:
+        with raises(TierError, [r"\x1b[2JERROR all is lost\x85\u2028!"]) as caught:
             tier.has([key])
         assert str(caught.value).isprintable()
-        thread.join()
-
-
-def test_a_value_of_too_many_spans_is_something_elses(tier: RespTier, server: RedisServer, key: str) -> None:
-    keys = [f"{key}-{n}" for n in range(32)]
-    for each in keys:
-        server.ask("SET", f"{{{each}}}:0", r'"\xff\xff"')
-    tracemalloc.start()
-    try:
-        tier.remove(keys)
-        assert tracemalloc.get_traced_memory()[1] < 1 * MIB
-    finally:
-        tracemalloc.stop()
-    assert b"*0\r\n" == server.ask("KEYS", "*")
-    tier.publish(key, [memoryview(b"")] * 64, TAGS)
-    assert [b""] * 64 == fetch(tier, key)
-    server.ask("SET", f"{{{key}}}:0", r'"\x41\x00' + r"\x00" * 8 * 65 + '"')
-    assert not tier.fetch(key, lambda size: pytest.fail("65 spans"))
-
-
-@pytest.mark.parametrize(
-    "option", ["nonsense", "retry", "socket_type", "connection_class", "redis_connect_func", "ssl_ca_certs"]
-)
-def test_an_unknown_option_of_the_url_is_refused_at_the_start(option: str) -> None:
-    with pytest.raises(ValueError, match=option):
-        RespTier(f"redis://127.0.0.1:1?{option}=1")
-    with pytest.raises(TypeError, match="timeout"):
-        RespTier("redis://127.0.0.1:1", timeout="1")  # type: ignore[arg-type]
 
 
 def test_a_name_with_many_dead_addresses_takes_one_time_out(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +246,7 @@ def test_a_name_with_many_dead_addresses_takes_one_time_out(key: str, monkeypatc
             monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [address] * 20)
             with opened("redis://name", timeout=0.5) as tier:
                 begin = time.monotonic()
-                with raises(TierError, ["cannot be reached"]):
+                with raises(TierError, ["in time"]):
                     tier.has([key])
                 assert 0.4 < time.monotonic() - begin < SOON
 
@@ -402,32 +341,13 @@ def test_a_server_that_stops_within_a_fetch_costs_the_time_out(own_server: Redis
         assert [300, 64 * MIB] == spans
 
 
-def test_the_first_call_after_a_restart_works_on_each_connection(own_server: RedisServer, key: str) -> None:
-    with opened(own_server.url, connections=3) as tier:
-        together = threading.Barrier(3)
-
-        def work() -> None:
-            fetch_beside(tier, key, together)
-
-        tier.publish(key, views(values_of([5, 6])), TAGS)
+def test_the_first_call_after_a_restart_works(own_server: RedisServer, key: str) -> None:
+    with opened(own_server.url) as tier:
         for _ in range(2):
-            with ThreadPoolExecutor(3) as pool:
-                for done in [pool.submit(work) for _ in range(3)]:
-                    done.result()
+            tier.publish(key, views(values_of([5, 6])), TAGS)
             own_server.kill()
             own_server.start()
             assert [False] == tier.has([key])
-            tier.publish(key, views(values_of([5, 6])), TAGS)
-
-
-def fetch_beside(tier: RespTier, key: str, together: threading.Barrier) -> None:
-    """Fetch while others do, so that each has a connection of its own."""
-
-    def into(size: int) -> memoryview:
-        together.wait(30)
-        return memoryview(bytearray(size))
-
-    assert tier.fetch(key, into)
 
 
 def test_a_server_killed_at_any_moment_costs_only_tier_errors(own_server: RedisServer, key: str) -> None:
@@ -487,10 +407,10 @@ def test_a_port_on_which_nobody_listens_is_an_error(key: str) -> None:
 
 
 class FakeServer:
-    """Answers the first command of each connection with `said`, then keeps silent, or ends the connection."""
+    """Answers the first command of each connection with `said`, the second with `then`; keeps silent, or ends it."""
 
-    def __init__(self, said: bytes, ends: bool, pause: float = 0.0) -> None:
-        self._said, self._ends, self._pause = said, ends, pause
+    def __init__(self, said: bytes, then: bytes, ends: bool, pause: float) -> None:
+        self._said, self._then, self._ends, self._pause = said, then, ends, pause
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._connected: list[socket.socket] = []
         self._over = threading.Event()
@@ -505,11 +425,15 @@ class FakeServer:
                 connected.close()
                 return
             self._connected.append(connected)
-            connected.recv(1 << 16)
+            while b"SETINFO" in connected.recv(1 << 16):
+                connected.sendall(b"+OK\r\n")
             try:
                 for at in range(len(self._said) if self._pause else 1):
                     connected.sendall(self._said[at : at + 1] if self._pause else self._said)
                     self._over.wait(self._pause)
+                if self._then:
+                    connected.recv(1 << 16)
+                    connected.sendall(self._then)
             except OSError:
                 pass  # the client has given up
             if self._ends:
@@ -524,8 +448,8 @@ class FakeServer:
 
 
 @contextmanager
-def faking(said: bytes, ends: bool = False, pause: float = 0.0) -> Iterator[FakeServer]:
-    server = FakeServer(said, ends, pause)
+def faking(said: bytes, then: bytes = b"", ends: bool = False, pause: float = 0.0) -> Iterator[FakeServer]:
+    server = FakeServer(said, then, ends, pause)
     try:
         yield server
     finally:
@@ -534,17 +458,15 @@ def faking(said: bytes, ends: bool = False, pause: float = 0.0) -> Iterator[Fake
 
 NONSENSE = [
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    b"\r\n",
-    b"\0" * 100_000,
+    b"\0" * 100 + b"\r\n",
     b":\r\n",
     b":1x\r\n",
-    b":-1\r\n",
     b":" + b"9" * 5000 + b"\r\n",
-    b":0\r\n:0\r\n",
-    b":0\r\n$-2\r\n",
-    b":0\r\n$1_0\r\n",
-    b":0\r\n$99999999999999999999\r\n",
+    b"$99999999999999999999x\r\n",
     b"*1\r\n:0\r\n",
+    b"*1\r\n" * 5000,
+    b"-MOVED\r\n",
+    b"$-1\r\n",
 ]
 
 
@@ -553,49 +475,50 @@ NONSENSE = [
 def test_nonsense_is_an_error(said: bytes, call: str, key: str) -> None:
     with faking(said) as server, opened(server.url, timeout=20) as tier:
         started = time.monotonic()
-        with raises(TierError, ["does not speak RESP"]):
-            calls_of(tier, key, size=10)[call]()
+        for _ in range(2):
+            with raises(TierError, ["does not speak RESP"]):
+                calls_of(tier, key, size=10)[call]()
         assert time.monotonic() - started < SOON
-        with raises(TierError):  # on another connection: this one has lost its step
-            calls_of(tier, key, size=10)[call]()
 
 
-TABLE = b"\1\0\4" + bytes(7)
-HALVES = [
-    b"",
-    b":0",
-    b":0\r\n",
-    b":0\r\n$14",
-    b":0\r\n$14\r\n",
-    b":0\r\n$14\r\n\1",
-    b":0\r\n$14\r\n" + TABLE,
-    b":0\r\n$14\r\n" + TABLE + b"abc",
-    b":0\r\n$14\r\n" + TABLE + b"abcd",
-    b":0\r\n$14\r\n" + TABLE + b"abcd\r",
-    b":99999999999999999\r\n$99999999999999999\r\n\x40\0",
-]
+ANSWER = b"$16\r\n" + b"\1\0\0\0\4" + bytes(7) + b"abcd\r\n"
+HALVES = [b"", b"$", ANSWER[:4], ANSWER[:6], ANSWER[:10], ANSWER[:-4], ANSWER[:-2], ANSWER[:-1]]
 
 
 @pytest.mark.parametrize("said", HALVES, ids=repr)
 @pytest.mark.parametrize("ends", [False, True])
 def test_half_an_answer_is_an_error_in_time(said: bytes, ends: bool, key: str) -> None:
-    with faking(said, ends) as server, opened(server.url, timeout=0.3) as tier:
+    with faking(said, ends=ends) as server, opened(server.url, timeout=0.3) as tier:
         for _ in range(2):
             started = time.monotonic()
-            with raises(TierError, ["ended the connection" if ends else "in time"]):
+            with raises(TierError, ["it ended the connection" if ends else "in time"]):
                 fetch(tier, key)
             assert time.monotonic() - started < SOON
 
 
 def test_a_whole_answer_of_the_fake_server_is_read(key: str) -> None:
     """The halves above are halves of this."""
-    with faking(b":0\r\n$14\r\n" + TABLE + b"abcd\r\n") as server, opened(server.url) as tier:
+    with faking(HALVES[-1] + b"\n") as server, opened(server.url) as tier:
         assert [b"abcd"] == fetch(tier, key)
 
 
-def test_bytes_that_do_not_end_as_they_must_are_an_error(key: str) -> None:
-    with faking(b":0\r\n$14\r\n" + TABLE + b"abcdef") as server, opened(server.url) as tier:
-        with raises(TierError, ["does not speak RESP"]):
+@pytest.mark.parametrize(
+    "said", [b":1\r\n", b"$\r\n", b"-ERR no\r\n", b"$70000\r\n" + b"x" * 70_002], ids=lambda b: repr(b[:9])
+)
+def test_a_span_that_does_not_come_as_it_must_is_an_error_or_a_miss(said: bytes, key: str) -> None:
+    """The table says 70,000 bytes, of which 16,384 - 12 came with it."""
+    first = b"$16384\r\n\1\0\0\0" + (70_000 + 16_372).to_bytes(8, "little") + bytes(16_372) + b"\r\n"
+    with faking(first, said) as server, opened(server.url) as tier:
+        if said[:1] == b"$" and said[1:2] != b"7":
+            assert fetch(tier, key) is None
+        else:
+            with raises(TierError, ["does not speak RESP"]):
+                fetch(tier, key)
+
+
+def test_a_server_that_says_without_end_costs_no_memory(key: str) -> None:
+    for said in (b"x" * (8 << 20), b"$99999999\r\n" + b"x" * (8 << 20)):
+        with faking(said) as server, opened(server.url) as tier, raises(TierError, ["it says too much"]):
             fetch(tier, key)
 
 
@@ -612,34 +535,19 @@ def test_the_time_out_is_for_the_call_and_not_for_each_byte(greeting: bool, key:
 
 
 def test_each_call_has_the_whole_time_out(server: RedisServer, key: str) -> None:
-    with opened(server.url, timeout=2) as tier:
+    with opened(server.url, timeout=1) as tier:
         tier.has([key])
-        time.sleep(2.1)
+        time.sleep(1.1)
         assert [False] == tier.has([key])
 
 
 # ---- threads and connections
 
 
-def test_threads_share_a_few_connections(own_server: RedisServer, key: str) -> None:
-    with opened(own_server.url, connections=2) as tier:
-
-        def work(worker: int) -> None:
-            for n in range(10):
-                values = values_of([100 + worker, 200_000 + n], seed=100 * worker + n)
-                tier.publish(f"{key}-{worker}", views(values), TAGS)
-                assert values == fetch(tier, f"{key}-{worker}")
-
-        with ThreadPoolExecutor(8) as pool:
-            for done in [pool.submit(work, worker) for worker in range(8)]:
-                done.result()
-        assert own_server.count("total_connections_received") - 1 <= 2
-
-
 def test_a_call_waits_for_a_connection_no_longer_than_its_time_out(
     tier: RespTier, server: RedisServer, key: str
 ) -> None:
-    tier.publish(key, views(values_of([5, 6])), TAGS)
+    tier.publish(key, views(values_of([5, 60_000])), TAGS)
     with opened(server.url, connections=1, timeout=0.3) as small:
 
         def into(size: int) -> memoryview:
@@ -652,19 +560,16 @@ def test_a_call_waits_for_a_connection_no_longer_than_its_time_out(
         assert [True] == small.has([key])
 
 
-def test_a_call_that_runs_while_the_tier_is_closed_ends_by_itself(server: RedisServer, key: str) -> None:
+def test_a_call_that_runs_while_the_tier_is_closed_leaves_no_connection(server: RedisServer, key: str) -> None:
     with opened(server.url) as tier:
-        values = values_of([5, 60_000])
-        tier.publish(key, views(values), TAGS)
-        got = []
+        tier.publish(key, views(values_of([5, 60_000])), TAGS)
 
         def into(size: int) -> memoryview:
             tier.close()
-            got.append(bytearray(size))
-            return memoryview(got[-1])
+            return memoryview(bytearray(size))
 
-        assert tier.fetch(key, into)
-        assert values == got
+        with suppress(TierError):
+            tier.fetch(key, into)
         limit = time.monotonic() + 30
         while server.clients() > 0:  # before the tier is closed once more
             assert time.monotonic() < limit, "a connection is left"
@@ -678,9 +583,6 @@ def test_a_call_that_runs_while_the_tier_is_closed_ends_by_itself(server: RedisS
     [
         ("http://localhost", {}, "redis://"),
         ("redis://localhost?colour=blue", {}, "colour"),
-        ("redis://localhost?protocol=9", {}, "protocol"),
-        ("redis://localhost", {"timeout": 0}, "timeout"),
-        ("redis://localhost", {"timeout": float("inf")}, "timeout"),
         ("redis://localhost", {"expire": 0}, "expire"),
         ("redis://localhost", {"connections": 0}, "connections"),
     ],

@@ -1,7 +1,7 @@
 """`shmstore tier check`: what it says of a tier that works, and of one that does not."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from shmstore.tiers import Into
 from shmstore.tiers.directory import DirectoryTier
 from tests.inspect.cases import piped
 from tests.tiers.memory import MemoryTier
-from tests.tiers.redis_server import RedisServer
 
 SMALL = ("--sizes", "1K,100KiB", "--count", "3")
 
@@ -122,21 +121,3 @@ def test_a_value_that_is_gone_or_another_is_found_out(tmp_path: Path, changes: b
     with pytest.raises(TierError, match=expected):
         next(figures)
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-@pytest.fixture
-def redis() -> Iterator[str]:
-    """The path of the socket of a server with a password."""
-    server = RedisServer("--requirepass", "SECRET", unix=True)
-    yield str(server.address)
-    server.close()
-
-
-def test_a_redis_server_is_checked_and_its_password_is_not_shown(redis: str) -> None:
-    ran = piped("tier", "check", f"unix://:SECRET@{redis}?timeout=20", *SMALL, "--json")
-    assert (0, True, f"unix://{redis}", 2) == (ran.status, ran.json["ok"], ran.json["url"], len(ran.json["figures"]))
-    wrong = piped("tier", "check", f"unix://:MISTAKEN@{redis}?timeout=1", *SMALL)
-    for text in (ran.out + ran.err, wrong.out + wrong.err):
-        assert "SECRET" not in text
-        assert "MISTAKEN" not in text
-    assert (1, True) == (wrong.status, "hint" in wrong.err)

@@ -93,11 +93,13 @@ def test_arguments_go_before_the_options_of_a_url() -> None:
         ("/directory", ["''", "file"]),
         ("", ["''", "file"]),
         ("file:///a?capacity=5", ["'capacity'", "options of file:// are timeout"]),
-        ("file:///a?timeout=5&timeout=5", ["'timeout'", "twice"]),
+        ("file:///a?timeout=5&timeout=5", ["timeout", "twice"]),
         ("redis://host?expire=5G", ["expire", "a whole number", "'5G'"]),
         ("redis://host?expire", ["expire", "a whole number", "''"]),
         ("file:///a?timeout=soon", ["timeout", "a number", "'soon'"]),
         ("file:///a?timeout=nan", ["timeout must be"]),
+        ("redis://host?timeout=0", ["timeout must be", "above 0"]),
+        ("mooncake://host:1?timeout=inf", ["timeout must be", "above 0"]),
         ("file://host/a", ["three slashes"]),
         ("file:a", ["three slashes"]),
         ("redis://host?ssl_ca_certs=a", ["'ssl_ca_certs'", "db, username, password"]),
@@ -123,6 +125,8 @@ def test_a_url_that_means_nothing_is_refused_with_what_is_known(url: str, names:
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="url must be a str, not PosixPath"):
         open_tier(tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="timeout must be a number of seconds, not str"):
+        open_tier(f"file://{tmp_path}", timeout="1")
     with pytest.raises(ValueError, match="'size' is not known; options of file:// are timeout"):
         open_tier(f"file://{tmp_path}", size=5)
 

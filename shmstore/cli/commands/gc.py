@@ -31,12 +31,13 @@ that maps the store keeps its pages until it ends, but no other process can atta
 The locks of its readers show whether a process maps a segment, and so does /proc as far as this user may read it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Candidate:
-    info: SegmentInfo
+    segment: SegmentInfo
     held: Holders
     kept_because: list[str]
     """The reasons to keep it; without any, it may be removed."""
+    removed: bool = False
 
 
 def _judge(info: SegmentInfo, force: bool) -> _Candidate:
@@ -72,60 +73,44 @@ def _run(arguments: argparse.Namespace) -> int:
     segments = [look_at(name) for name in arguments.names] if arguments.names else find_segments()
     alive = [info for info in segments if info.writer_alive]
     candidates = [_judge(info, arguments.force) for info in segments if not info.writer_alive]
-    status, removed = EXIT_OK, set()
+    status = EXIT_OK
     for info in alive if arguments.names else []:
         status = complain("gc", f"{info.name}: its writer is alive, so it stays")
     for candidate in candidates:
         if not arguments.yes or candidate.kept_because:
             continue
         try:
-            remove_segment(candidate.info, force=arguments.force)
-            removed.add(candidate.info.name)
+            remove_segment(candidate.segment, force=arguments.force)
+            candidate.removed = True
         except (ShmStoreError, OSError) as error:
-            status = complain("gc", f"{candidate.info.name}: {error}")
+            status = complain("gc", f"{candidate.segment.name}: {error}")
     if arguments.json:
-        print_json({"ok": status == EXIT_OK, "segments": [_as_json(c, removed) for c in candidates]})
+        print_json({"ok": status == EXIT_OK, "segments": candidates})
     elif not candidates:
         print("nothing to remove" if arguments.names else "no segments of dead writers")
     else:
-        _print(candidates, removed, arguments)
+        _print(candidates, arguments)
     return status if status == EXIT_OK else EXIT_WRONG
 
 
-def _verdict(candidate: _Candidate, removed: set[str], asked: bool) -> str:
-    if candidate.info.name in removed:
+def _verdict(candidate: _Candidate, asked: bool) -> str:
+    if candidate.removed:
         return "removed"
     if candidate.kept_because:
         return f"kept: {'; '.join(candidate.kept_because)}"
     verdict = "NOT removed" if asked else "would be removed"
-    return f"{verdict}: {_EPHEMERAL}" if candidate.info.ephemeral else verdict
+    return f"{verdict}: {_EPHEMERAL}" if candidate.segment.ephemeral else verdict
 
 
-def _as_json(candidate: _Candidate, removed: set[str]) -> dict[str, object]:
-    info = candidate.info
-    return {
-        "name": info.name,
-        "state": info.state,
-        "problem": info.problem,
-        "file_bytes": info.file_bytes,
-        "mapped_by": candidate.held.pids,
-        "processes_not_readable": len(candidate.held.unreadable),
-        "kept_because": candidate.kept_because[0] if candidate.kept_because else None,
-        "recoverable": info.recoverable,
-        "ephemeral": info.ephemeral,
-        "removed": info.name in removed,
-    }
-
-
-def _print(candidates: list[_Candidate], removed: set[str], arguments: argparse.Namespace) -> None:
+def _print(candidates: list[_Candidate], arguments: argparse.Namespace) -> None:
     console = make_console()
     table = make_table(
         console, "", "name", "owner", "size", "age", "state", "verdict", left=("name", "owner", "state", "verdict")
     )
     for candidate in candidates:
-        info = candidate.info
+        info = candidate.segment
         since = info.facts.created_at if info.facts else info.modified_at
-        verdict = _verdict(candidate, removed, arguments.yes)
+        verdict = _verdict(candidate, arguments.yes)
         table.add_row(cell(info.name), owner(info), size(info.file_bytes), age(since), info.state, verdict)
     console.print(table)
     removable = [candidate for candidate in candidates if not candidate.kept_because]

@@ -49,34 +49,11 @@ def _row(info: SegmentInfo) -> list[str]:
     ]
 
 
-def _as_json(info: SegmentInfo) -> dict[str, object]:
-    facts = info.facts
-    return {
-        "name": info.name,
-        "state": info.state,
-        "problem": info.problem,
-        "ephemeral": info.ephemeral,
-        "owner": "alive" if info.writer_alive else "dead",
-        "owner_pid": facts.writer_pid if facts else None,
-        "writers": len(facts.writers) if facts else None,
-        "writers_alive": sum(writer.state == "alive" for writer in facts.writers) if facts else None,
-        "file_bytes": info.file_bytes,
-        "capacity": facts.capacity if facts else None,
-        "used_bytes": facts.used_bytes if facts else None,
-        "objects": facts.objects if facts else None,
-        "readers_attached": info.ranks_alive,
-        "readers_expected": facts.n_readers if facts else None,
-        "groups": facts.groups if facts else None,
-        "created_at": facts.created_at if facts else info.modified_at,
-        "hit_ratio": facts.hit_ratio if facts else None,
-    }
-
-
 def _run(arguments: argparse.Namespace) -> int:
     segments = [_checked(info) for info in find_segments()]
     damaged = [info for info in segments if info.state == "damaged"]
     if arguments.json:
-        print_json({"ok": not damaged, "segments": [_as_json(info) for info in segments]})
+        print_json({"ok": not damaged, "segments": segments})
     elif not segments:
         print("no stores on this host")
     else:

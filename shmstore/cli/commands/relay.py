@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 
-from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command, positive_argument, size_argument
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command, parse_size, positive_argument
 from shmstore.cli.commands.common import (
     NO_TIER,
     TIER_VARIABLE,
@@ -41,7 +41,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     create = parser.add_argument_group("for a host that has only workers")
     create.add_argument("--create", action="store_true", help="make the store; needs the next two")
-    create.add_argument("--capacity", type=size_argument, metavar="SIZE", help="its size, such as 4G")
+    create.add_argument("--capacity", type=parse_size, metavar="SIZE", help="its size, such as 4G")
     create.add_argument("--n-readers", type=positive_argument, metavar="N", help="the number of workers")
     create.add_argument("--max-objects", type=positive_argument, metavar="N", help="the number of objects at a time")
     create.add_argument(

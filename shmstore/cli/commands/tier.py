@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, positive_argument, size_argument
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, parse_size, positive_argument
 from shmstore.cli.commands.common import NO_TIER, TIER_VARIABLE, add_json, complain, print_json, size, tier_url
 from shmstore.cli.commands.tables import make_console, make_table
 from shmstore.errors import TierError
@@ -32,17 +32,10 @@ _CONNECTS_IN = 5.0
 _OTHERS = "look for another program or a proxy that changes keys which start with shmstore-check"
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """The times of one call, in microseconds."""
-
-    median_us: float
-    p99_us: float
-
-    @classmethod
-    def of(cls, taken: list[float]) -> "Times":
-        """Return the figures of times in seconds."""
-        return cls(median(taken) * 1e6, sorted(taken)[math.ceil(0.99 * len(taken)) - 1] * 1e6)
+def _times(taken: list[float]) -> dict[str, float]:
+    """Return the figures of times in seconds, in microseconds."""
+    p99 = sorted(taken)[math.ceil(0.99 * len(taken)) - 1]
+    return {"median_us": median(taken) * 1e6, "p99_us": p99 * 1e6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +43,9 @@ class Figure:
     """What values of one size take."""
 
     nbytes: int
-    publish: Times
-    fetch: Times
-    has: Times
+    publish: dict[str, float]
+    fetch: dict[str, float]
+    has: dict[str, float]
 
 
 def check(tier: Tier, sizes: list[int], count: int) -> Iterator[Figure]:
@@ -112,11 +105,11 @@ def _check_size(tier: Tier, source: Any, target: Any, nbytes: int, count: int) -
             raise TierError(f"a value of {size(nbytes)} was gone right after it was put", hint=hint)
         if not np.array_equal(value, target[: _META + nbytes]):
             raise TierError(f"a value of {size(nbytes)} came back with other bytes", hint=_OTHERS)
-    return Figure(nbytes, *(Times.of(taken[call]) for call in ("publish", "fetch", "has")))
+    return Figure(nbytes, *(_times(taken[call]) for call in ("publish", "fetch", "has")))
 
 
 def _sizes_argument(text: str) -> list[int]:
-    return [size_argument(one) for one in text.split(",")]
+    return [parse_size(one) for one in text.split(",")]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,8 +167,8 @@ def _print_table(figures: list[Figure]) -> None:
     for figure in figures:
         row = [size(figure.nbytes)]
         for times in (figure.publish, figure.fetch):
-            row += [_ms(times.median_us), _ms(times.p99_us), f"{figure.nbytes / times.median_us:.0f}"]
-        table.add_row(*row, _ms(figure.has.median_us), _ms(figure.has.p99_us))
+            row += [_ms(times["median_us"]), _ms(times["p99_us"]), f"{figure.nbytes / times['median_us']:.0f}"]
+        table.add_row(*row, _ms(figure.has["median_us"]), _ms(figure.has["p99_us"]))
     console.print(table)
 
 

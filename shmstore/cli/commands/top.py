@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import os
 import select
 import sys
@@ -52,7 +53,7 @@ _RATES = ("puts", "put_bytes", "hits", "adopted", "misses", "evictions", "refusa
 class Sample:
     """One store at one moment, and the growth of its counts since the previous sample."""
 
-    info: SegmentInfo
+    segment: SegmentInfo
     """Its file and superblock."""
     readers: tuple[ReaderInfo, ...]
     """Its ranks; empty if the store cannot be read."""
@@ -66,11 +67,8 @@ class Sample:
     """The same for each writer."""
     recent_hit_ratio: float | None
     """Hit ratio since the previous sample; None if there were no calls."""
-
-    @property
-    def oldest_lease_seconds(self) -> float | None:
-        """Age of the oldest lease that a rank has not acknowledged."""
-        return max((r.lag_seconds for r in self.readers if r.lag_seconds is not None), default=None)
+    oldest_lease_seconds: float | None
+    """Age of the oldest lease that a rank has not acknowledged."""
 
 
 def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
@@ -85,13 +83,14 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
             pass
     now = time.monotonic()
     facts = info.facts
-    old = before.info.facts if before and before.info.inode == info.inode else None
+    old = before.segment.facts if before and before.segment.inode == info.inode else None
     elapsed = max(now - before.taken_at, 1e-9) if before else 1.0
     per_second = _rates(facts, old, elapsed)
     per_writer: tuple[dict[str, float], ...] = ()
     if facts is not None:
         per_writer = tuple(_rates(new, old.writers[new.index] if old else None, elapsed) for new in facts.writers)
-    return Sample(info, readers, kinds, now, per_second, per_writer, _recent_hit_ratio(per_second))
+    oldest = max((reader.lag_seconds for reader in readers if reader.lag_seconds is not None), default=None)
+    return Sample(info, readers, kinds, now, per_second, per_writer, _recent_hit_ratio(per_second), oldest)
 
 
 def _rates(new: Counts | None, old: Counts | None, elapsed: float) -> dict[str, float]:
@@ -117,12 +116,12 @@ class Watcher:
         """Return a sample of each store. Raises StoreNotFoundError if the named store does not exist."""
         infos = find_segments() if self._name is None else [look_at(self._name)]
         samples = [take_sample(info, self._before.get(info.name)) for info in infos]
-        self._before = {sample.info.name: sample for sample in samples}
+        self._before = {sample.segment.name: sample for sample in samples}
         return samples
 
     def wrong(self) -> list[str]:
         """Return the problems of the last samples: one store that cannot be read, or damaged ones of all stores."""
-        infos = [sample.info for sample in self._before.values() if sample.info.facts is None]
+        infos = [sample.segment for sample in self._before.values() if sample.segment.facts is None]
         return [
             f"{info.name}: {info.problem or info.state}"
             for info in infos
@@ -134,7 +133,7 @@ class Watcher:
 _Order = tuple[str, str, Callable[[Any], float]]
 _STORE_ORDERS: tuple[_Order, ...] = (
     ("n", "name", lambda sample: 0),
-    ("u", "used", lambda sample: sample.info.facts.used_bytes if sample.info.facts else 0),
+    ("u", "used", lambda sample: sample.segment.facts.used_bytes if sample.segment.facts else 0),
     ("p", "puts", lambda sample: sample.per_second["puts"]),
     ("e", "evictions", lambda sample: sample.per_second["evictions"]),
     ("f", "refusals", lambda sample: sample.per_second["refusals"]),
@@ -179,32 +178,34 @@ def draw_all(console: Console, samples: Sequence[Sample], order: str) -> Rendera
     )
     rows: list[tuple[list[str], str]] = []
     for sample in _sorted(samples, _STORE_ORDERS, order):
-        facts, rate = sample.info.facts, sample.per_second
+        facts, rate = sample.segment.facts, sample.per_second
         if facts is None:
-            rows.append(([sample.info.name, sample.info.state, *["-"] * (len(columns) - 2)], "red"))
+            rows.append(([sample.segment.name, sample.segment.state, *["-"] * (len(columns) - 2)], "red"))
             continue
         oldest = sample.oldest_lease_seconds
         several = len(facts.writers) > 1
-        alive = "alive" if sample.info.writer_alive else "dead"
+        alive = "alive" if sample.segment.writer_alive else "dead"
         cells = [
-            sample.info.name,
+            sample.segment.name,
             writers(facts.writers) if several else alive,
-            *_store_cells(facts, f"{sample.info.ranks_alive} of {facts.n_readers}", rate),
+            *_store_cells(facts, f"{sample.segment.ranks_alive} of {facts.n_readers}", rate),
             "-" if oldest is None else span(oldest),
         ]
-        rows.append((cells, "" if sample.info.writer_alive else "dim"))
+        rows.append((cells, "" if sample.segment.writer_alive else "dim"))
         for writer, its_rate in zip(facts.writers, sample.per_writer, strict=True):
             if several:
                 cells = [f"  writer {writer.index}", writer.state, *_store_cells(writer, "", its_rate), ""]
                 rows.append((cells, "" if writer.state == "alive" else "dim"))
     spare = ("of", "objects", "hit/s", "evict/s", "readers", "hit ratio", "B/s")
     table = make_fitting_table(console, "", columns, rows, left=("name", "owner"), spare=spare)
-    return Group(table, *(line for sample in samples for line in _tier(sample, f"tier of {shown(sample.info.name)}")))
+    return Group(
+        table, *(line for sample in samples for line in _tier(sample, f"tier of {shown(sample.segment.name)}"))
+    )
 
 
 def _tier(sample: Sample, title: str) -> list[Text]:
     """Return the line of a store that has a tier; of several writers' tiers the sum."""
-    tier = sample.info.facts and sample.info.facts.tier
+    tier = sample.segment.facts and sample.segment.facts.tier
     return [Text(f"{title}: {tier_line(tier)}")] if tier else []
 
 
@@ -215,15 +216,15 @@ def _bar(facts: StoreFacts, width: int) -> Text:
 
 def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     """Return the screen of one store: counts and rates, then a line for each rank, sorted."""
-    facts, rate = sample.info.facts, sample.per_second
+    facts, rate = sample.segment.facts, sample.per_second
     if facts is None:
-        problem = sample.info.problem or "no superblock yet"
-        return Text(f"{shown(sample.info.name)}: {sample.info.state}, {problem}", style="red")
-    owner = f"writer {facts.writer_pid} {'alive' if sample.info.writer_alive else 'DEAD'}"
+        problem = sample.segment.problem or "no superblock yet"
+        return Text(f"{shown(sample.segment.name)}: {sample.segment.state}, {problem}", style="red")
+    owner = f"writer {facts.writer_pid} {'alive' if sample.segment.writer_alive else 'DEAD'}"
     if several := len(facts.writers) > 1:
         owner = f"writers {writers(facts.writers)}"
     oldest = sample.oldest_lease_seconds
-    head = Text(shown(sample.info.name), style="bold")
+    head = Text(shown(sample.segment.name), style="bold")
     head.append(f"  {owner}, {facts.objects} objects, {facts.open_leases} leases open, ")
     head.append(f"oldest unread {'-' if oldest is None else span(oldest)}")
     used = Text(f"{size(facts.used_bytes)} of {size(facts.capacity)}  ") + _bar(facts, 40)
@@ -246,18 +247,6 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     kinds: list[RenderableType] = [Text(), kinds_table(console, sample.kinds)] if sample.kinds else []
     arenas: list[RenderableType] = [Text(), writers_table(console, facts.writers)] if several else []
     return Group(head, used, *_tier(sample, "tier"), Text(), table, *arenas, *kinds, Text(), ranks)
-
-
-def _as_json(sample: Sample) -> dict[str, Any]:
-    return {
-        "segment": sample.info,
-        "readers": sample.readers,
-        "kinds": sample.kinds,
-        "per_second": sample.per_second,
-        "per_writer": sample.per_writer,
-        "recent_hit_ratio": sample.recent_hit_ratio,
-        "oldest_lease_seconds": sample.oldest_lease_seconds,
-    }
 
 
 def _draw(console: Console, samples: Sequence[Sample], one: bool, order: str) -> RenderableType:
@@ -300,29 +289,22 @@ def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace, ord
                 order = orders.get(key, order)
 
 
-def _samples(watcher: Watcher, count: int | None, interval: float) -> Iterator[list[Sample]]:
-    """Yield `count` lists of samples, `interval` seconds apart; without an end if `count` is None."""
-    for number in itertools.count() if count is None else range(count):
-        if number:
-            time.sleep(interval)
-        yield watcher.sample()
-
-
 def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
-    for samples in _samples(watcher, arguments.iterations, arguments.interval):
+    """Print every sample, or only the last one as a picture."""
+    last = (arguments.iterations or (2 if arguments.svg else math.inf)) - 1
+    for number in itertools.count():
+        samples = watcher.sample()
         if arguments.json:
-            print_json({"ok": not watcher.wrong(), "stores": [_as_json(sample) for sample in samples]})
-        else:
+            print_json({"ok": not watcher.wrong(), "stores": samples})
+        elif not arguments.svg or number == last:
             console.print(_draw(console, samples, arguments.name is not None, order))
             console.print()
             sys.stdout.flush()
-
-
-def _picture(watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
-    *_, samples = _samples(watcher, arguments.iterations or 2, arguments.interval)
-    picture = make_picture()
-    picture.print(_draw(picture, samples, arguments.name is not None, order))
-    save_picture(picture, arguments.svg, f"top {arguments.name or ''}".strip())
+        if number == last:
+            break
+        time.sleep(arguments.interval)
+    if arguments.svg:
+        save_picture(console, arguments.svg, f"top {arguments.name or ''}".strip())
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -346,12 +328,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     watcher = Watcher(arguments.name)
-    console = make_console()
+    console = make_picture() if arguments.svg else make_console()
     order = arguments.sort or ("rank" if arguments.name else "name")
     try:
-        if arguments.svg:
-            _picture(watcher, arguments, order)
-        elif console.is_terminal and sys.stdin.isatty() and not arguments.json:
+        if console.is_terminal and sys.stdin.isatty() and not (arguments.json or arguments.svg):
             _live(console, watcher, arguments, order)
         else:
             _plain(console, watcher, arguments, order)

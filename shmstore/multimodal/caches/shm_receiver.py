@@ -59,7 +59,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     * "copy": the item is private and writable, and holds nothing. For engines that keep items until a request ends.
 
     With a `relay`, a reference of another store becomes the item too: the relay that listens at this path fetches it
-    from a tier into this host's store. A `RelayClient` in place of a path has a `wait` of its own; the cache owns it.
+    from a tier into this host's store. A `RelayClient` in place of a path has a `wait` of its own.
     """
 
     def __init__(
@@ -206,6 +206,4 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""
         self.release_step()
-        if self._relay is not None:
-            self._relay.close()
         self.reader.close()
