@@ -49,6 +49,8 @@ def build_parser(commands: Sequence[Command] | None = None) -> argparse.Argument
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 (found something wrong) or 2 (usage)."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] == "demo":
+        return complain("demo", "the demo is in the source tree, in examples/demo: run `make demo` there", EXIT_USAGE)
     try:
         parser = build_parser((VERIFY,) if argv and argv[0] == VERIFY.name else None)
         arguments = parser.parse_args(argv)

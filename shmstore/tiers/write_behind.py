@@ -30,6 +30,7 @@ class WriteBehind:
         self._between = between
         self._wakes: SimpleQueue[_Answer | None] = SimpleQueue()
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
         self.dropped = 0
@@ -98,13 +99,15 @@ class WriteBehind:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        while (answer := self._wakes.get()) is not _END:
-            self._make(self._between)
-            while (call := self._next()) is not None:
-                self._make(call)
+        with self._turn:  # an interrupt of `start` may let a second thread come
+            while (answer := self._wakes.get()) is not _END:
                 self._make(self._between)
-            if answer is not None:
-                answer.put(None)
+                while (call := self._next()) is not None:
+                    self._make(call)
+                    self._make(self._between)
+                if answer is not None:
+                    answer.put(None)
+            self._wakes.put(_END)  # for the second thread
 
     def _next(self) -> Callable[[], object] | None:
         with self._lock:  # `add` wakes the thread, then appends: wait for that

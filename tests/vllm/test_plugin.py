@@ -822,8 +822,10 @@ def test_what_cannot_be_handed_out_counts_as_absent(sender: SenderCache) -> None
 def test_a_vllm_that_never_says_that_a_request_is_merged_keeps_few_items(
     merges: bool, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not merges:
-        monkeypatch.delattr(SenderCache.__mro__[1], "release_sender_touches")
+    if merges:
+        monkeypatch.setattr(SenderCache.__mro__[1], "release_sender_touches", SenderCache.clear_cache, raising=False)
+    else:
+        monkeypatch.delattr(SenderCache.__mro__[1], "release_sender_touches", raising=False)
     cache = SenderCache(config())
     try:
         for number in range(100):
