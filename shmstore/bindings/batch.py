@@ -71,9 +71,11 @@ class Batch:
             fail(code)
         return self._ref[:]
 
-    def hit(self, key: bytes, hold: bool = False, group: int = 0) -> bytes:
-        """Hand out a stored object and return the packed reference."""
+    def hit(self, key: bytes, hold: bool = False, group: int = 0) -> bytes | None:
+        """Hand out a stored object and return the packed reference; None if it is not there, which counts as a miss."""
         code = _hit(self._w, self.record, key, len(key), group, hold)
+        if code == lib.SHMS_ENOTFOUND:
+            return None
         if code:
             fail(code)
         return self._ref[:]

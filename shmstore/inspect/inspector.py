@@ -32,8 +32,6 @@ from shmstore.inspect.records import (
 from shmstore.store.refusals import cannot_open
 from shmstore.store.stats import KindStats, ReaderCounters, sum_of_tiers, tier_stats
 
-__all__ = ["StoreInspector", "facts_from"]
-
 _MAX_SHOWN_KEY = 65536
 _Figures: TypeAlias = tuple[int, int, int | None]
 _COUNTS = [field.name for field in fields(Counts)]

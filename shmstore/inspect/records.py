@@ -6,7 +6,6 @@ from typing import Literal
 from shmstore.files import SegmentFile
 from shmstore.store.stats import KindStats, ReaderCounters, TierStats, WriterCounters
 
-__all__ = ["Counts", "LeaseInfo", "ReaderInfo", "SegmentInfo", "SlotInfo", "StoreFacts", "StoreSnapshot", "WriterInfo"]
 ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
 WriterState = Literal["alive", "frozen", "free"]
 

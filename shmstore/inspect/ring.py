@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from shmstore.inspect.records import SlotInfo, StoreSnapshot
 
-__all__ = ["LEGEND", "RingMap", "mark_of", "ring_map"]
-
 FREE, LIVE, DELETED, WRITING, UNSOUND = ".", "o", "x", "w", "!"
 PINNED_BY_SEVERAL, LEASED_TO_SEVERAL, HELD = "P", "L", "H"
 

@@ -14,8 +14,6 @@ from shmstore.inspect.records import SlotInfo
 from shmstore.serde.dtypes import TORCH_BY_NAME, numpy_dtype_from_wire
 from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE, parse
 
-__all__ = ["TreeNode", "load_tensor", "parse_tree"]
-
 _MARKS = {mark.code: mark for mark in (TUPLE, INT, TENSOR, ARRAY, OBJECT)}
 _SHOWN = 60
 

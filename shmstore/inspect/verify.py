@@ -11,8 +11,6 @@ from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.inspect.tree import parse_tree
 from shmstore.namespaces import named
 
-__all__ = ["Finding", "VerifyReport", "damage", "verify"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:

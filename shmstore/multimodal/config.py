@@ -14,8 +14,6 @@ from typing import Literal
 from shmstore.errors import kind_of, shown
 from shmstore.store.arguments import checked_name
 
-__all__ = ["GIB", "MultiModalCacheConfig"]
-
 GIB = 1 << 30
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 32  # more than any machine has; its bytes still fit 64 bits

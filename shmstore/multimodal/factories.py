@@ -23,15 +23,6 @@ from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from shmstore.tiers import StoreTier, open_tier
 
-__all__ = [
-    "HANDLE_VARIABLE",
-    "RELAY_VARIABLE",
-    "engine_receiver_cache_from_config",
-    "processor_cache_from_config",
-    "processor_only_cache_from_config",
-    "worker_receiver_cache_from_config",
-]
-
 HANDLE_VARIABLE = "SHMSTORE_HANDLE"
 """The environment variable with the store's handle as JSON, for a worker without a `store` argument."""
 RELAY_VARIABLE = "SHMSTORE_RELAY"

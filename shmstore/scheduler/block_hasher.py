@@ -14,8 +14,6 @@ from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_placeholders, check_range
 from shmstore.scheduler.extra_keys import digest_of_rows, lora_of
 
-__all__ = ["BlockHasher", "encode_cbor"]
-
 
 def _head(major: int, value: int) -> bytes:
     if value < 24:

@@ -7,8 +7,6 @@ from typing import overload
 
 from shmstore.bindings.hashlist import HashList, split_hashes
 
-__all__ = ["BlockHashes"]
-
 
 class BlockHashes(HashList, Sequence[bytes]):
     """The hashes of a request's full blocks: a list of bytes that is kept in C and grows in place.

@@ -20,8 +20,6 @@ from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, blocks_of, ids_of
 from shmstore.scheduler.kv_cache_config import KVCacheSpec, SlidingWindowSpec
 from shmstore.scheduler.metrics import KVCacheMetricsCollector
 
-__all__ = ["BlockPool"]
-
 logger = logging.getLogger(__name__)
 
 _RECORD = struct.Struct("=32sii")

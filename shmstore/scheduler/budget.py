@@ -9,8 +9,6 @@ from dataclasses import KW_ONLY, dataclass, fields
 from shmstore.errors import shown
 from shmstore.scheduler.checks import check_range
 
-__all__ = ["MultiModalBudget", "compute_encoder_budget"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 from shmstore.errors import StoreFullError, shown
 from shmstore.scheduler.checks import check_range
 
-__all__ = ["EncoderCacheManager", "EncoderDecoderCacheManager", "RequestEncoderCacheManager"]
-
 
 def _item(request: Any, i: int) -> Any:
     if i < 0:

@@ -11,8 +11,6 @@ import msgpack
 
 from shmstore.errors import shown
 
-__all__ = ["MEDIUM_GPU", "AllBlocksCleared", "BlockRemoved", "BlockStored", "EventHash", "KVCacheEvent", "KVEventBatch"]
-
 MEDIUM_GPU = "GPU"
 EventHash = bytes | int
 """A block hash as events show it: its bytes, or its low 64 bits read big-endian."""

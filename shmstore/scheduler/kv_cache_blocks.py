@@ -13,8 +13,6 @@ from shmstore.bindings.blockpool import pack_ids, unpack_ids
 if TYPE_CHECKING:
     from shmstore.scheduler.block_pool import BlockPool
 
-__all__ = ["KVCacheBlock", "KVCacheBlocks", "blocks_of", "empty_blocks", "ids_of"]
-
 
 @dataclass(slots=True, unsafe_hash=True, repr=False)
 class KVCacheBlock:

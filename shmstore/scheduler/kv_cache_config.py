@@ -13,21 +13,6 @@ import numpy as np
 from shmstore.errors import shown
 from shmstore.scheduler.checks import TOKEN_LIMIT, check_range
 
-__all__ = [
-    "AttentionSpec",
-    "ChunkedLocalAttentionSpec",
-    "CrossAttentionSpec",
-    "FullAttentionSpec",
-    "KVCacheConfig",
-    "KVCacheGroupSpec",
-    "KVCacheSpec",
-    "KVCacheTensor",
-    "MLAAttentionSpec",
-    "MambaSpec",
-    "SlidingWindowSpec",
-    "UniformTypeSpec",
-]
-
 _ITEM_SIZES = {"bfloat16": 2, "float": 4} | dict.fromkeys(
     ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "fp8", "fp8_e4m3", "fp8_e5m2"), 1
 )

@@ -21,8 +21,6 @@ from shmstore.scheduler.kv_cache_config import (
     UniformTypeSpec,
 )
 
-__all__ = ["make_kv_cache_config", "make_kv_cache_configs", "merge_specs"]
-
 logger = logging.getLogger(__name__)
 
 # ---- one spec for several layers ----

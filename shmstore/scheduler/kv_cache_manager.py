@@ -25,8 +25,6 @@ from shmstore.scheduler.kv_cache_config import (
 from shmstore.scheduler.metrics import PrefixCacheStats
 from shmstore.scheduler.request import RequestLike
 
-__all__ = ["KVCacheManager"]
-
 _NO_HASHES = BlockHashes()
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from shmstore.scheduler.checks import check_range
 from shmstore.scheduler.kv_cache_blocks import KVCacheBlock
 
-__all__ = ["BlockLifetime", "CachingMetrics", "KVCacheMetricsCollector", "PrefixCacheStats"]
-
 
 @dataclass(slots=True)
 class PrefixCacheStats:

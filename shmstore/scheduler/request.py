@@ -8,8 +8,6 @@ from typing import Any, Protocol, SupportsIndex, overload
 from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT64_LIMIT, check_in_order, plain_token_ids
 
-__all__ = ["Request", "RequestLike", "TokenView"]
-
 
 class RequestLike(Protocol):
     """What the managers read of a request: any object with these attributes will do.

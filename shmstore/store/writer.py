@@ -197,12 +197,12 @@ class ObjectStoreWriter(Openable):
         """Do `get_cached`, as a part of a batch."""
         whom = 0 if group is None else group_of(self._writer, group)
         try:
-            ref = trusted_ref(batch.hit(packed_key(key, namespace), hold, whom))
-        except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(f"{error.default_message}: {named(key, namespace)}") from None
+            packed = batch.hit(packed_key(key, namespace), hold, whom)
         except StoreFullError as error:
             raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
-        return ref
+        if packed is None:
+            raise ObjectNotFoundError(f"{ObjectNotFoundError.default_message}: {named(key, namespace)}")
+        return trusted_ref(packed)
 
     def assign_group(self, ref: ObjectRef, group: int) -> bool:
         """Let the lease of `ref` wait for the ranks of `group` only; return False if it is over already.

@@ -20,8 +20,6 @@ from shmstore.tiers import table
 from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
-__all__ = ["DirectoryTier"]
-
 _MAGIC = b"shmstore tier 2\n"
 _PIECE = 8 << 20
 """The time-out is looked at after so many bytes."""

@@ -37,8 +37,6 @@ from shmstore.tiers import table
 from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
-__all__ = ["MooncakeTier"]
-
 INLINE: Final = 64 << 10
 """Bytes of the largest span that travels in the value's first key, which saves a round trip to the master."""
 LANES: Final = 4

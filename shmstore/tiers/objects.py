@@ -24,8 +24,6 @@ from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import packed_key
 from shmstore.store.batch import internals_of
 
-__all__ = ["Incoming", "serializer_of", "spans_of", "tier_key"]
-
 FORMAT = 1
 """Part of every key: a fleet with two formats reads its own only."""
 _MAGIC = b"shmtier" + bytes([FORMAT])

@@ -8,8 +8,6 @@ no checksums. `GuardedTier` and `StoreTier` have these once for all back ends.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Into", "Tier"]
-
 Into = Callable[[int], memoryview | None]
 """Gives the memory for the next span, whose size it gets: writable, flat and of exactly that size; None to stop."""
 

@@ -22,8 +22,6 @@ from shmstore.store import ObjectStoreWriter
 from shmstore.tiers.relay_client import FOUND, MAX_REQUEST, MISSING, checked_path, parsed
 from shmstore.tiers.store_tier import StoreTier
 
-__all__ = ["Relay"]
-
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _NO_FILES_PAUSE = 0.1

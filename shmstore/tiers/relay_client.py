@@ -22,8 +22,6 @@ from shmstore.errors import CacheMissError, cut, kind_of, listed
 from shmstore.refs import REF_SIZE, ObjectRef
 from shmstore.store.arguments import MAX_KEY, packed_key, seconds_of, stored_key
 
-__all__ = ["Conversation", "RelayClient", "relay_path"]
-
 FOUND, MISSING = b"+", b"-"
 MAX_REQUEST = MAX_KEY + 300
 _MAX_ANSWER = 1024

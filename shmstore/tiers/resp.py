@@ -38,8 +38,6 @@ from shmstore.tiers import table
 from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
-__all__ = ["RespTier"]
-
 _AHEAD = 1 << 14
 """The bytes that come with the table."""
 _MAX_ANSWER = 1 << 20

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 from shmstore.tiers.arguments import MAX_SPANS
 
-__all__ = ["LONGEST", "length_of", "packed", "sizes_in"]
-
 _COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
 
 

@@ -13,8 +13,6 @@ from shmstore.errors import kind_of, shown
 from shmstore.store.arguments import seconds_of
 from shmstore.tiers.protocol import Tier
 
-__all__ = ["open_tier", "shown_url"]
-
 
 def open_tier(url: str, **options: Any) -> Tier:
     """Return the tier of a URL; it connects at the first call.

@@ -11,8 +11,6 @@ from queue import Empty, SimpleQueue
 
 from shmstore.errors import ShmStoreError
 
-__all__ = ["WriteBehind"]
-
 _log = logging.getLogger(__name__)
 _Answer = SimpleQueue[None]
 _END: _Answer = SimpleQueue()

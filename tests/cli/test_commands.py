@@ -505,3 +505,11 @@ def test_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: py
     small, large = figures
     assert large.put_us > 10 * small.put_us or large.copy_us > 10 * small.copy_us
     assert all(min(f.put_us, f.copy_us, f.get_us, f.hit_us) > 0 for f in figures)
+
+
+def test_demo_says_where_it_is_whatever_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--workers", "3"], ["--help"]):
+        assert 2 == cli.main(["demo", *arguments])
+        out, err = capsys.readouterr()
+        assert ("", 1) == (out, err.count("\n"))
+        assert "make demo" in err

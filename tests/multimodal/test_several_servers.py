@@ -194,7 +194,7 @@ def test_what_two_servers_miss_at_once_is_stored_twice_and_either_goes_alone(mon
         given = (item(1000), [update("a")])
         first, _ = one.get_and_update_item(given, "a")
         with monkeypatch.context() as before:  # it asked before `one` had stored it
-            before.setattr(other._updates, "is_cached", lambda mm_hash: False)
+            before.setattr(other, "_hit", lambda batch, mm_hash: None)
             second, _ = other.get_and_update_item(given, "a")
         assert [1, 1] == [cache.writer.stats().puts for cache in (one, other)]
         with shm_worker(settings_of(2), 0, one.handle) as worker_of:

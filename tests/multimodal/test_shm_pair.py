@@ -138,7 +138,7 @@ def test_touch_is_a_use_and_of_what_is_absent_nothing() -> None:
 def test_none_and_nothing_cached_names_all_missing_and_changes_nothing() -> None:
     with Engine(MIB) as engine:
         engine.send(a=10)
-        before = (engine.sender.writer.stats(), engine.sender.make_stats())
+        before = (replace(engine.sender.writer.stats(), misses=0), engine.sender.make_stats())
         with pytest.raises(CacheMissError) as caught:
             engine.sender.get_and_update([None, (item(1), []), None, None], ["x", "new", "a", "y"])
         assert ("x", "y") == caught.value.mm_hashes
@@ -246,6 +246,16 @@ def test_a_log_record_that_is_kept_keeps_no_item(caplog: pytest.LogCaptureFixtur
         with caplog.at_level(logging.WARNING):
             assert ["inline", "inline"] == kinds(engine.send(full=MIB // 2, large=2 * MIB))
         assert [{int, str}] * 2 == [set(map(type, record.args or ())) for record in caplog.records]
+
+
+def test_the_store_counts_hits_and_misses_as_the_cache_does() -> None:
+    with Engine(MIB) as engine:
+        for hashes in (["a"], ["a", "b"], ["c", "c", "b"], ["d"]):
+            engine.send(**dict.fromkeys(hashes, KIB))
+        engine.sender.get_and_update([(item(KIB), [update("e")])] * 2, ["e", "e"])
+        stats, counts = engine.sender.writer.stats(), engine.sender.make_stats()
+        assert (counts.hits, counts.total - counts.hits) == (stats.hits, stats.misses)
+        assert 0 < stats.hits < stats.misses
 
 
 def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit() -> None:

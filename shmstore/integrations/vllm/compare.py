@@ -20,8 +20,6 @@ from pathlib import Path
 
 from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, KV_CACHE, Known
 
-__all__ = ["Sources", "difference", "installed"]
-
 _Scope = ast.ClassDef | ast.FunctionDef
 _METHOD = re.compile(r"(\w+)(\??)\(([^)]*)\)")
 

@@ -15,8 +15,6 @@ from shmstore.integrations.vllm import compare
 from shmstore.integrations.vllm.known import ENCODER_CACHE
 from shmstore.scheduler import EncoderCacheManager
 
-__all__ = ["EncoderManager"]
-
 _log = logging.getLogger("vllm.shmstore")
 
 

@@ -21,8 +21,6 @@ from shmstore.refs import ObjectRef
 from shmstore.serde import register_type
 from shmstore.store import LeasedRef
 
-__all__ = ["ReferenceItem", "ref_of", "register_items"]
-
 ADDRESS = "address"
 """The key of a reference. vLLM sends an item with this key to the workers even if the prefix cache covers it."""
 

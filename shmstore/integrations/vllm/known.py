@@ -5,8 +5,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["CACHES", "ENCODER_CACHE", "KV_CACHE", "Known"]
-
 
 @dataclass(frozen=True)
 class Known:

@@ -22,8 +22,6 @@ from shmstore.multimodal.caches.shm_receiver import get_patiently
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.store import ObjectStoreReader
 
-__all__ = ["ReceiverCache", "policy"]
-
 POLICIES = ("copy", "views", "until_step")
 
 

@@ -17,8 +17,6 @@ from vllm.v1.engine import EngineCoreRequestType
 
 from shmstore.integrations.vllm.items import ReferenceItem
 
-__all__ = ["RequestLeases", "follow", "follow_engines"]
-
 
 class RequestLeases:
     """The references that requests of one `OutputProcessor` have sent, until no worker will read them.

@@ -37,8 +37,6 @@ from shmstore.scheduler import (
     SlidingWindowSpec,
 )
 
-__all__ = ["AsyncScheduler", "KVManager", "Scheduler"]
-
 _log = logging.getLogger("vllm.shmstore")  # a child of vLLM's own logger, so that its settings apply
 
 _SPECS: dict[type, tuple[type[KVCacheSpec], tuple[str, ...]]] = {

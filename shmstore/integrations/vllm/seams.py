@@ -6,8 +6,6 @@ import vllm.multimodal.cache.factories as _factories
 
 from shmstore.integrations.vllm import receiver, sender, shared
 
-__all__ = ["install"]
-
 
 def install() -> None:
     """Put our classes where vLLM's factories look theirs up; idempotent. A sender then follows requests."""

@@ -27,8 +27,6 @@ from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cac
 from shmstore.refs import ObjectRef
 from shmstore.store import LeasedRef
 
-__all__ = ["SenderCache"]
-
 _log = logging.getLogger("vllm.shmstore")
 
 

@@ -26,19 +26,6 @@ import vllm.envs
 
 from shmstore.files import DIRECTORY, PREFIX
 
-__all__ = [
-    "HANDLE",
-    "RUN",
-    "STORE",
-    "TIER",
-    "agree",
-    "cache_type",
-    "check_plugins",
-    "engines",
-    "note_version",
-    "store_name",
-]
-
 _log = logging.getLogger("vllm.shmstore")
 
 TESTED = ("0.31.0", "0.32.0", "0.33.0")

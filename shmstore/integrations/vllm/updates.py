@@ -16,8 +16,6 @@ from vllm.multimodal.processing import PromptUpdateDetails
 
 from shmstore.multimodal.values.updates import pack, shortened, unpack
 
-__all__ = ["decode_updates", "encode_updates"]
-
 _module = sys.modules[PromptUpdateDetails.__module__]
 _Update: Any = _module.ResolvedPromptUpdate
 _MODES: Any = _module.UpdateMode

@@ -33,8 +33,6 @@ from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreWriter
 from shmstore.tiers import StoreTier
 
-__all__ = ["BaseMultiModalProcessorCache", "BaseMultiModalReceiverCache"]
-
 
 class Feature(Protocol):
     """What `get_and_update_features` reads and sets: `MultiModalFeatureSpec`, or an engine's own class."""

@@ -9,18 +9,6 @@ from shmstore.errors import CacheMissError, kind_of, shown
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import CacheTypes
 
-__all__ = [
-    "check_batch",
-    "check_config",
-    "check_hash",
-    "check_known",
-    "check_pairs",
-    "checked_hashes",
-    "checked_types",
-    "no_features",
-    "one_or_more",
-]
-
 
 def check_batch(
     items: Sequence[object],

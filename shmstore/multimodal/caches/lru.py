@@ -19,8 +19,6 @@ from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.config import GIB
 from shmstore.multimodal.values.sizes import leaf_size, leaves
 
-__all__ = ["Bounded", "Guard", "LRUCache", "MultiModalCache", "most_entries"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")

@@ -31,14 +31,6 @@ from shmstore.multimodal.values.types import (
 )
 from shmstore.refs import ObjectRef
 
-__all__ = [
-    "LruProcessorCache",
-    "MirroredProcessingCache",
-    "MultiModalProcessorOnlyCache",
-    "MultiModalProcessorSenderCache",
-    "MultiModalReceiverCache",
-]
-
 
 class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     """P0 without a store: keys in order of use, and what P0 keeps for each of them (`SentKeys`). Thread-safe."""

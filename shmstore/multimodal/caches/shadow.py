@@ -34,8 +34,6 @@ from shmstore.multimodal.caches.checks import check_batch
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 
-__all__ = ["Offer", "SentKeys"]
-
 V = TypeVar("V")
 T = TypeVar("T")
 

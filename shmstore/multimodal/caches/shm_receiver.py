@@ -15,8 +15,6 @@ from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 from shmstore.tiers.relay_client import RelayClient
 
-__all__ = ["Policy", "ShmObjectStoreReceiverCache", "end_each", "get_patiently"]
-
 Policy: TypeAlias = Literal["views", "until_step", "copy"]
 
 

@@ -63,8 +63,6 @@ from shmstore.store.kinds import number_of
 from shmstore.store.writer import Batch
 from shmstore.tiers import StoreTier
 
-__all__ = ["ShmObjectStoreSenderCache"]
-
 _log = logging.getLogger(__name__)
 _NO_VALUE = (UnsupportedValueError, NestingError)
 _LONG = MAX_KEY // 4
@@ -200,11 +198,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             if total > 1 and None in mm_items:
                 check_known(mm_items, mm_hashes, self._updates.is_cached)  # before anything changes
             # What is cached comes first: its leases keep it while the rest is stored.
-            for at, mm_hash in enumerate(mm_hashes):
-                known = (mm_item := mm_items[at]) is None or self._updates.is_cached(mm_hash)
-                if known and mm_item is not None:
+            absent: set[str] = set()  # a repetition is one miss
+            for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
+                outputs.append(output := None if mm_hash in absent else self._hit(batch, mm_hash))
+                if output is None:
+                    absent.add(mm_hash)
+                elif mm_item is not None:
                     self.types.check_input(mm_item, mm_hash)
-                outputs.append(self._hit(batch, mm_hash) if known else None)
             if None in outputs:
                 pairs = zip(reversed(mm_hashes), reversed(mm_items), strict=True)  # of a repetition the first counts
                 given = {mm_hash: mm_item for mm_hash, mm_item in pairs if mm_item is not None}
@@ -242,9 +242,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def _hit(self, batch: Batch, mm_hash: str) -> ProcessorOutput[ItemT, UpdatesT] | None:
         """Return the output of a cached item; None if it is not cached, or all lease entries are taken."""
         try:
-            ref = trusted_ref(batch.hit(mm_hash.encode(), self._hold))  # the hash was checked, and fits
-        except (ObjectNotFoundError, StoreFullError):
+            packed = batch.hit(mm_hash.encode(), self._hold)  # the hash was checked, and fits
+        except StoreFullError:
             return None
+        if packed is None:
+            return None
+        ref = trusted_ref(packed)
         updates = self._updates.of(ref, mm_hash)
         if updates is UNKNOWN:
             self.writer.cancel(ref)

@@ -17,8 +17,6 @@ from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import MAX_EXTRA, packed_key
 from shmstore.store.batch import internals_of
 
-__all__ = ["UNKNOWN", "StoredUpdates"]
-
 _log = logging.getLogger(__name__)
 UNKNOWN: Any = object()
 """The updates of an object that are not known."""

@@ -17,15 +17,6 @@ import torch
 from shmstore.errors import shown
 from shmstore.multimodal.values.nested import NestedTensors, nested_equal, page_locked, to_device
 
-__all__ = [
-    "MultiModalBatchedField",
-    "MultiModalField",
-    "MultiModalFieldConfig",
-    "MultiModalFieldElem",
-    "MultiModalFlatField",
-    "MultiModalSharedField",
-]
-
 
 class MultiModalField(ABC):
     """How the data of one key is cut into one piece per item, and how the pieces are joined for the model."""

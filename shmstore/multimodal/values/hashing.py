@@ -30,8 +30,6 @@ import torch
 from shmstore.errors import NestingError, cut, shown
 from shmstore.multimodal.values.items import MultiModalKwargsItem
 
-__all__ = ["hash_item"]
-
 Algorithm = Literal["blake3", "sha256", "sha512"]
 _Write: TypeAlias = Callable[[Any], object]
 """`update` of a hasher."""

@@ -25,15 +25,6 @@ from shmstore.multimodal.values.nested import NestedTensors, alone, nested_equal
 if TYPE_CHECKING:
     from shmstore.refs import ObjectRef
 
-__all__ = [
-    "MultiModalFeatureSpec",
-    "MultiModalKwargsItem",
-    "MultiModalKwargsItems",
-    "PlaceholderRange",
-    "ResolvedPromptUpdate",
-    "own_memory",
-]
-
 
 def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
     """Return the item with a copy of each tensor and array that is a view of more memory than its own bytes.

@@ -14,8 +14,6 @@ import torch
 
 from shmstore.device import upload
 
-__all__ = ["NestedTensors", "alone", "nested_equal", "page_locked", "to_device"]
-
 NestedTensors: TypeAlias = Any
 """A tensor, or nested lists and tuples of tensors; numbers and arrays are allowed. (Recursive, so `Any`.)"""
 

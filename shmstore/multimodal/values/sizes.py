@@ -19,8 +19,6 @@ from shmstore.multimodal.values.fields import MultiModalFieldElem
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.serde.advice import advice_for
 
-__all__ = ["item_size", "leaf_size", "leaves", "named", "tree_size", "updates_size"]
-
 _UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # the same for all, because it has slots
 
 _MAX_DEPTH = 200

@@ -15,17 +15,6 @@ from shmstore.multimodal.values.sizes import item_size, tree_size, updates_size
 from shmstore.multimodal.values.updates import decode_updates, encode_updates
 from shmstore.refs import ObjectRef
 
-__all__ = [
-    "MULTIMODAL",
-    "CacheTypes",
-    "ItemT",
-    "ProcessorInput",
-    "ProcessorOutput",
-    "PromptUpdates",
-    "ReceiverInput",
-    "UpdatesT",
-]
-
 PromptUpdates: TypeAlias = Sequence[ResolvedPromptUpdate]
 ItemT = TypeVar("ItemT", default=MultiModalKwargsItem)
 UpdatesT = TypeVar("UpdatesT", default=PromptUpdates)

@@ -13,8 +13,6 @@ from shmstore.multimodal.values.items import ResolvedPromptUpdate
 from shmstore.serde.decode import parse_plain, plain
 from shmstore.serde.wire import ATOMS, INTS, MAX_RUNS, MAX_SAME_HASH, RUN, TUPLE, are_numbers, crowded
 
-__all__ = ["decode_updates", "encode_updates", "pack", "shortened", "unpack"]
-
 _MAX_DEPTH = 16
 _CONTAINERS = frozenset((list, tuple, dict))
 _FEW = 32
