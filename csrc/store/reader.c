@@ -273,6 +273,15 @@ uint64_t shms_reader_data(const shms_reader *r, uint64_t *size) {
     return r ? (uint64_t)(uintptr_t)r->seg.all_data : 0;
 }
 
+uint64_t shms_reader_pid(const char *name, uint32_t rank) {
+    shms_segment seg;
+    if (shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR))
+        return 0;
+    uint64_t pid = rank < seg.layout.n_readers ? shms_get(&shms_segment_reader(&seg, rank)->pid) : 0;
+    shms_segment_close(&seg);
+    return pid;
+}
+
 int shms_reader_close(shms_reader *r) {
     if (!r)
         return SHMS_OK;

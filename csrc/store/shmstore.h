@@ -334,6 +334,8 @@ uint64_t shms_reader_took_over(shms_reader *r);
 int shms_reader_named(const shms_reader *r); /* 1: the name still names this store; 0: it was removed */
 /* The data region: its address, or 0 for a closed reader, and its size. */
 uint64_t shms_reader_data(const shms_reader *r, uint64_t *size);
+uint64_t shms_reader_pid(const char *name,
+                         uint32_t rank); /* process that last attached as `rank`; 0: none, or no store */
 int shms_reader_close(
     shms_reader *r); /* ends calls, and no lease waits for it; the rank stays taken while views live */
 void shms_reader_free(

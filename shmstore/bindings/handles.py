@@ -79,7 +79,7 @@ def _error(code: int) -> Exception:
         return ValueError("an argument is out of range")
     if code == lib.SHMS_ENOMEM:
         return MemoryError("this process has no memory left")
-    return _ERRORS[code]()
+    return _ERRORS.get(code, errors.ShmStoreError)()
 
 
 def require(code: int) -> int:

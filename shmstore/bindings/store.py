@@ -8,6 +8,7 @@ import errno
 import os
 import select
 import struct
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,6 @@ from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
-from shmstore.bindings.inspect import Inspector
 from shmstore.bindings.kinds import KindFigures, read_kinds
 from shmstore.bindings.tiers import figures_of, record_of
 
@@ -120,13 +120,9 @@ def space_needed(options: "Options") -> int:
     return int(lib.shms_space_needed(_packed(options)))
 
 
-def rank_pids(name: str) -> list[int]:
-    """Return the process that last attached as each rank, or 0; no ranks if there is no such store."""
-    try:
-        inspector = Inspector(name)
-        return [rank["pid"] for rank in inspector.ranks(inspector.facts()["n_readers"])]
-    except (errors.ShmStoreError, OSError):
-        return []
+def rank_pid(name: str, rank: int) -> int:
+    """Return the process that last attached as `rank`, or 0; one word, since a search for a free rank asks often."""
+    return lib.shms_reader_pid(os.fsencode(name), rank)
 
 
 class Options(NamedTuple):
@@ -219,6 +215,7 @@ class Writer:
         "n_writers",
         "spare",
         "store_id",
+        "storing",
     )
 
     def __init__(self, box: Any) -> None:
@@ -228,6 +225,8 @@ class Writer:
         """The numbers of the kinds that calls have named."""
         self.spare: Batch | None = None
         """An empty batch for the next call."""
+        self.storing = threading.RLock()
+        """What caches take while they store or delete: one for all caches of this writer."""
         packed, place = _new("shms_options *"), _new("uint64_t[2]")
         self.store_id: int = lib.shms_writer_options(self._w, packed, place)
         options = _unpacked(packed)

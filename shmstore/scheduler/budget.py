@@ -53,7 +53,7 @@ def compute_encoder_budget(
     return max(max_num_encoder_input_tokens, largest), max(encoder_cache_size, largest)
 
 
-@dataclass
+@dataclass(eq=False)
 class MultiModalBudget:
     """How many items of each modality fit into a prompt and into a batch.
 
@@ -72,6 +72,8 @@ class MultiModalBudget:
     enable_chunked_prefill: bool = True
 
     def __post_init__(self) -> None:
+        self.max_tokens_by_modality = dict(self.max_tokens_by_modality)
+        self.limits_per_prompt = dict(self.limits_per_prompt)
         _check_counts("max_tokens_by_modality", self.max_tokens_by_modality)
         _check_counts("limits_per_prompt", self.limits_per_prompt)
         check_range(0, **{each.name: getattr(self, each.name) for each in fields(self) if each.type == "int"})

@@ -171,7 +171,8 @@ class _Manager:
         entry, size = self._look(request, i)
         room = self.num_freeable_slots
         if entry not in self._sizes and size > room:
-            what = f"item {i} of request {shown(request.request_id)} needs {size} {self._unit}"
+            name = f"{i} ({shown(entry)})" if isinstance(entry, str) else str(i)
+            what = f"item {name} of request {shown(request.request_id)} needs {size} {self._unit}"
             if size > self.cache_size:
                 raise StoreFullError(
                     f"{what} and the whole cache has {self.cache_size}",

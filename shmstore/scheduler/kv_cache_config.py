@@ -258,6 +258,15 @@ class UniformTypeSpec(KVCacheSpec):
         """Bytes of one block of all these layers."""
         return sum(spec.page_size_bytes for spec in self.layers.values())
 
+    @property
+    def type_key(self) -> Hashable:
+        """That of each layer."""
+        return self.first.type_key
+
+    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
+        """Return what each layer's spec returns."""
+        return self.first.max_blocks(num_tokens, in_flight_tokens, encoder_tokens)
+
 
 @dataclass(frozen=True)
 class KVCacheGroupSpec:
@@ -305,8 +314,9 @@ class KVCacheConfig:
         in_flight = num_tokens if max_in_flight_tokens is None else max_in_flight_tokens
         check_range(1, TOKEN_LIMIT, num_tokens=num_tokens, max_in_flight_tokens=in_flight)
         check_range(0, TOKEN_LIMIT, max_encoder_tokens=max_encoder_tokens)
-        specs = [group.kv_cache_spec.first for group in self.kv_cache_groups]
-        return sum(spec.max_blocks(num_tokens, in_flight, max_encoder_tokens) for spec in specs)
+        return sum(
+            group.kv_cache_spec.max_blocks(num_tokens, in_flight, max_encoder_tokens) for group in self.kv_cache_groups
+        )
 
     def estimate_max_model_len(
         self, max_model_len: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from shmstore.errors import KVCacheMemoryError, listed, shown
@@ -67,7 +67,10 @@ def _one_spec(layers: Mapping[str, KVCacheSpec]) -> KVCacheSpec | None:
 
 def _as_full(spec: KVCacheSpec) -> KVCacheSpec:
     """Return full attention that records the window or chunk of `spec`; other specs stay."""
-    return FullAttentionSpec(**vars(spec)) if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec) else spec
+    if not isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
+        return spec
+    known: dict[str, Any] = {one.name: getattr(spec, one.name, None) for one in fields(FullAttentionSpec)}
+    return FullAttentionSpec(**known)
 
 
 # ---- groups ----

@@ -29,7 +29,7 @@ _NO_HASHES = BlockHashes()
 
 
 def _kind_and_parameter(spec: KVCacheSpec) -> tuple[int, int]:
-    if spec.table not in KINDS:
+    if getattr(spec, "table", "") not in KINDS:
         raise ValueError(f"no manager for {type(spec).__name__}; use one of the spec classes of shmstore.scheduler")
     parameter: int = getattr(spec, spec.table_field, 0)
     check_range(0, INT64_LIMIT, **{spec.table_field: parameter})
@@ -133,7 +133,7 @@ class KVCacheManager:
         check_range(0, TOKEN_LIMIT, max_in_flight_tokens=max_in_flight_tokens)
         if not 0 <= watermark <= 1:
             raise ValueError(f"watermark is a share of the blocks, 0 to 1, not {shown(watermark)}")
-        specs = [group.kv_cache_spec.first for group in groups]
+        specs = [getattr(group.kv_cache_spec, "first", group.kv_cache_spec) for group in groups]
         kinds = [_kind_and_parameter(spec) for spec in specs]
         ranks = dcp_world_size * pcp_world_size
         if ranks > 1 and (len(specs) > 1 or not isinstance(specs[0], FullAttentionSpec)):
@@ -431,8 +431,11 @@ class KVCacheManager:
         """Forget all contents and return True; while any block is in use, log a warning and return False."""
         stats, before = self._stats, self._stats.reset
         stats.reset = True  # already now, because the metrics collector may ask for it
-        done = self.block_pool.reset_prefix_cache()
-        stats.reset = done or before
+        done = False
+        try:
+            done = self.block_pool.reset_prefix_cache()
+        finally:
+            stats.reset = done or before
         return done
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:

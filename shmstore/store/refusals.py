@@ -233,8 +233,7 @@ def cannot_open(file: SegmentFile) -> LayoutMismatchError:
 
 def in_use(name: str, rank: int) -> RankInUseError:
     """Return the error for a rank that is taken; it names the process that has it."""
-    pids = native.rank_pids(name)
-    pid = pids[rank] if rank < len(pids) else 0
+    pid = native.rank_pid(name, rank)
     hint = None
     if pid == os.getpid():  # or it has the same pid in another PID namespace
         hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
@@ -244,8 +243,8 @@ def in_use(name: str, rank: int) -> RankInUseError:
 
 def all_in_use(name: str, ranks: int) -> RankInUseError:
     """Return the error for a store that has no free rank; it names the processes that have them."""
-    pids = native.rank_pids(name)
-    who = f" by process{'es' if ranks > 1 else ''} {listed(pids)}" if pids and all(pids) else ""
+    pids = [native.rank_pid(name, rank) for rank in range(ranks)]
+    who = f" by process{'es' if ranks > 1 else ''} {listed(pids)}" if all(pids) else ""
     hint = "close a reader, end a process that should not be there, or create the store for more"
     return RankInUseError(f"all {ranks} ranks of store {shown(name)} are taken{who}", hint=hint)
 

@@ -15,6 +15,8 @@ The head is written last and removed first.
 
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -42,6 +44,8 @@ INLINE: Final = 64 << 10
 LANES: Final = 4
 """Calls of one tier that run at a time; others wait."""
 
+_LONGEST: Final = 1 << 20
+"""Bytes of the longest answer of the process."""
 _PROGRAM: Final = str(Path(__file__).with_name("mooncake_client.py"))
 
 # Results of Mooncake's calls.
@@ -224,6 +228,10 @@ class _Client:
         self.dead = False
         self._connecting = threading.Lock()
         pairs = [Pipe() for _ in range(LANES)]
+        for ours, _ in pairs:
+            with socket.socket(fileno=os.dup(ours.fileno())) as end:  # a message may come in parts, or fill the buffer
+                for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                    end.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", *divmod(int(timeout * 1e6), 10**6)))
         self._first = pairs[0][0]
         self._idle: LifoQueue[_Lane | None] = LifoQueue()  # with None if it is dead
         for i, (ours, _) in enumerate(pairs):
@@ -304,8 +312,8 @@ class _Client:
             if not self._first.poll(max(0.0, deadline - time.monotonic())):
                 raise TierError("Mooncake's client is still connecting")
             try:
-                said = self._first.recv()
-            except (OSError, EOFError) as error:
+                said = json.loads(self._first.recv_bytes(_LONGEST))
+            except Exception as error:
                 said = {"error": f"Mooncake's client has ended: {error}"}
             if "error" in said:
                 self.kill()
@@ -362,15 +370,15 @@ class _Lane:
     def ask(self, *call: Any) -> Any:
         """Call a method of Mooncake's client, and return its answer; end its process if that does not come in time."""
         try:
-            self.pipe.send(call)
+            self.pipe.send_bytes(json.dumps(call).encode())
             if not self.pipe.poll(max(0.0, self.deadline - time.monotonic())):
                 raise TimeoutError
-            return self.pipe.recv()
+            return json.loads(self.pipe.recv_bytes(_LONGEST))
         except BaseException as error:
             self.client.kill()  # also after an interrupt: the call may still use its memory
             if isinstance(error, TimeoutError):
                 raise TierError("Mooncake did not answer in time") from error
-            if isinstance(error, (OSError, EOFError)):
+            if isinstance(error, Exception):
                 raise TierError(f"Mooncake's client has ended: {error}") from error
             raise
 

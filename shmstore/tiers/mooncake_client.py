@@ -1,8 +1,8 @@
 """The process that runs Mooncake's client for a `MooncakeTier`, which starts it by this file's path.
 
 It imports nothing of shmstore, so that it starts fast. It maps places in files that it inherits, registers them with
-Mooncake, and sends their addresses first. Then it answers on each of its pipes: `(method, argument, ...)` is a call of
-Mooncake's client, and its result is the answer. It ends when the pipes are closed.
+Mooncake, and sends their addresses first. Then it answers on each of its pipes, in JSON: `[method, argument, ...]` is
+a call of Mooncake's client, and its result is the answer. It ends when the pipes are closed.
 """
 
 import ctypes
@@ -27,9 +27,9 @@ def main() -> None:
     try:
         store, addresses = _connected(given["settings"], files)
     except (ImportError, ConnectionError) as error:
-        lanes[0].send({"error": str(error)})
+        lanes[0].send_bytes(json.dumps({"error": str(error)}).encode())
         return
-    lanes[0].send({"addresses": addresses})
+    lanes[0].send_bytes(json.dumps({"addresses": addresses}).encode())
     others = [threading.Thread(target=_serve, args=(store, lane)) for lane in lanes[1:]]
     for thread in others:
         thread.start()
@@ -87,8 +87,8 @@ def _own_address(master: str) -> str:
 def _serve(store: Any, lane: "Connection[Any, Any]") -> None:
     try:
         while True:
-            method, *arguments = lane.recv()
-            lane.send(getattr(store, method)(*arguments))
+            method, *arguments = json.loads(lane.recv_bytes())
+            lane.send_bytes(json.dumps(getattr(store, method)(*arguments)).encode())
     except (OSError, EOFError):
         pass  # the other end is closed, perhaps with an answer under way
     except BaseException:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from redis._parsers import _RESP2Parser
 from redis.connection import Connection, ConnectionPool, parse_url
 from redis.exceptions import (
     AuthenticationError,
@@ -147,7 +148,8 @@ class RespTier:
             self._name = kind(**options)._host_error()
         except (TypeError, RedisError) as error:  # redis-py makes each option of the URL an argument
             raise ValueError(f"an option of the URL is wrong: {error}") from None
-        self._pool: Any = ConnectionPool(connection_class=kind, **options, protocol=2)
+        # hiredis, where it is installed, would read past `_Socket.recv`, which counts.
+        self._pool: Any = ConnectionPool(connection_class=kind, **options, protocol=2, parser_class=_RESP2Parser)
         self._free = threading.Semaphore(connections)
         self._closed = False
 

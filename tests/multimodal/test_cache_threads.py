@@ -254,3 +254,13 @@ def test_close_waits_for_no_other_threads_copy(storing: Storing) -> None:
         stored.result(timeout=30)
     with pytest.raises(StoreClosedError):
         sender.get_and_update_item(None, "0")
+
+
+def test_two_senders_of_one_writer_send_nothing_inline_that_the_other_is_storing() -> None:
+    settings = config(20 * MIB, cache_type="shm")
+    with shm_sender(settings) as one, ThreadPoolExecutor(2) as pool:
+        senders = one, ShmObjectStoreSenderCache(settings, one.writer)
+        for number in range(40):
+            given = item(100_000), [update("a")]
+            both = [pool.submit(each.get_and_update_item, given, str(number)) for each in senders]
+            assert [ObjectRef, ObjectRef] == [type(future.result()[0]) for future in both]

@@ -147,6 +147,9 @@ def test_a_type_is_what_decides_the_blocks_of_a_request(one: KVCacheSpec, other:
 
 def test_a_uniform_spec_is_a_value_whose_blocks_are_those_of_its_layers() -> None:
     spec = UniformTypeSpec(4, {"a": FULL, "b": WIDE})
+    assert (FULL.type_key, FULL.max_blocks(99, 9, 0)) == (spec.type_key, spec.max_blocks(99, 9, 0))
+    windows = UniformTypeSpec(4, {"a": replace(WINDOW, block_size=4)})
+    assert replace(WINDOW, block_size=4).max_blocks(99, 9, 0) == windows.max_blocks(99, 9, 0)
     assert {spec} == {UniformTypeSpec(4, {"a": FULL, "b": WIDE})}
     assert spec != UniformTypeSpec(4, {"a": FULL})
     for wrong in ({}, {"a": replace(FULL, block_size=8)}):

@@ -39,8 +39,8 @@ def register() -> None:
         problem = compare.difference(compare.installed(), CACHES)
         if problem is None:
             from shmstore.integrations.vllm import seams  # not before: it imports what was compared
-    except (ImportError, SyntaxError) as error:  # there is no vLLM, or one for a later Python
-        problem = str(error)
+    except Exception as error:  # whatever another vLLM makes of our questions
+        problem = f"{type(error).__name__}: {error}"
     if problem is None:
         seams.install()
     elif wanted == "strict":

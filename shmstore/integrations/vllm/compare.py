@@ -3,7 +3,7 @@
     python -m shmstore.integrations.vllm.compare vllm-0.33.0-*.whl
 
 prints a line for each wheel: what is known, or the first difference. The plug-in asks the same before it changes
-anything, and the scheduler before it puts our managers in the place of vLLM's.
+anything, and so does whatever puts one of our managers in the place of vLLM's.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _differences(sources: Sources, known: Known) -> Iterator[str]:
         rows = {name: (optional, parameters.split()) for name, optional, parameters in _METHOD.findall(text)}
         for name, (optional, parameters) in rows.items():
             if name in methods:
-                yield from _other_parameters(f"{known.name}.{name}", parameters, methods[name], whole)
+                exact = whole or name == "__init__"
+                yield from _other_parameters(f"{known.name}.{name}", parameters, methods[name], exact)
             elif not optional:
                 yield f"{known.name}.{name} is missing"
         if whole and rows:

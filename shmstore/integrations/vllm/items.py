@@ -43,7 +43,7 @@ class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
     def _hold(self, lease: LeasedRef) -> None:
         self._lease: LeasedRef | None = lease
         words = list(lease.ref.to_words())
-        super().__init__({ADDRESS: MultiModalFieldElem(words, MultiModalBatchedField())})
+        super().__init__({ADDRESS: MultiModalFieldElem(data=words, field=MultiModalBatchedField())})
 
     def renew(self) -> None:
         """Open a lease if the last one has ended; ValueError if the item was evicted since."""
@@ -92,7 +92,7 @@ def _from_tree(tree: Any) -> Any:
     if type(tree) is not list or len(tree) != 2 or type(tree[0]) is not str or type(tree[1]) is not dict:
         raise ValueError("not the tree of an item")
     pairs = zip(tree[1].items(), _parse_head(tree[0]), strict=True)
-    return MultiModalKwargsItem({key: MultiModalFieldElem(data, field) for (key, data), field in pairs})
+    return MultiModalKwargsItem({key: MultiModalFieldElem(data=data, field=field) for (key, data), field in pairs})
 
 
 def _field_to_json(field: Any) -> list[Any]:

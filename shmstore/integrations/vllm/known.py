@@ -17,7 +17,7 @@ class Known:
     methods: str = ""
     """All public methods of the class, with all their parameters."""
     starts: str = ""
-    """Methods that may have more parameters behind these."""
+    """Methods that may have more parameters behind these; an `__init__` may not."""
     has: str = ""
     """What an instance of the class has, or what the function uses."""
     fields: str = ""

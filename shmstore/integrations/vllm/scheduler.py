@@ -149,7 +149,7 @@ class KVManager(KVCacheManager):
 
 
 class Scheduler(_sync.Scheduler):  # type: ignore[misc]
-    """vLLM's scheduler with our managers; an `AsyncScheduler` if the configuration says so."""
+    """vLLM's scheduler with our manager; an `AsyncScheduler` if the configuration says so."""
 
     kv_cache_manager: Any
 

@@ -103,7 +103,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         if not isinstance(writer, ObjectStoreWriter):
             raise TypeError(f"writer must be an ObjectStoreWriter, not {type(writer).__name__}")
         _check_fit(config, writer)
-        self._storing = threading.RLock()
         self._reporting = threading.RLock()
         self.types = checked_types(types)
         self._item_type = types.item_type
@@ -113,6 +112,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self.handle = writer.handle
         self._inside = internals_of(writer)
         self._native = self._inside.native
+        self._storing = self._native.storing
         self._updates = StoredUpdates(types, writer)
         self._counts = HitCounter()
 
@@ -219,11 +219,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                         if outputs[at] is None:
                             outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed, stored)
                     if self.tier is not None:  # here: what is stored before a clear is published before it
-                        late = missed.count(ObjectNotFoundError)
                         for mm_hash in stored:  # if this batch is undone, what the tier has is no less right
                             self.tier.publish(mm_hash)
                 misses = len(missed)
                 full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
+                late = missed.count(ObjectNotFoundError)
             # The commit: without a call, so that nothing comes in between.
             now = counts.counts
             counts.counts = now[0] + total - misses, now[1] + total, now[2], now[3]
