@@ -257,10 +257,10 @@ def test_close_waits_for_no_other_threads_copy(storing: Storing) -> None:
 
 
 def test_two_senders_of_one_writer_send_nothing_inline_that_the_other_is_storing() -> None:
-    settings = config(20 * MIB, cache_type="shm")
+    settings = config(200 * MIB, cache_type="shm")
     with shm_sender(settings) as one, ThreadPoolExecutor(2) as pool:
         senders = one, ShmObjectStoreSenderCache(settings, one.writer)
-        for number in range(40):
-            given = item(100_000), [update("a")]
+        given = item(16 * MIB), [update("a")]
+        for number in range(10):
             both = [pool.submit(each.get_and_update_item, given, str(number)) for each in senders]
             assert [ObjectRef, ObjectRef] == [type(future.result()[0]) for future in both]
