@@ -39,7 +39,7 @@ except ImportError as error:
         "shmstore.metrics needs prometheus_client; in the source tree: pip install '.[metrics]'"
     ) from error
 
-__all__ = ["ShmStoreCollector", "Watchable"]
+__all__ = ["ShmStoreCollector", "Watchable", "store_totals"]
 
 Watchable: TypeAlias = (
     ObjectStoreWriter
@@ -166,6 +166,19 @@ _FAMILIES = (
     _INLINE,
 )
 
+
+def store_totals(facts: Any, name: str) -> list[Metric]:
+    """Return the metrics of a whole store, summed over its writers; `facts` is what `StoreInspector.facts` returns."""
+    return [
+        family.metric([((name,), _figure(facts, field))]) for field, family in _STORE.items() if hasattr(facts, field)
+    ]
+
+
+def _figure(record: Any, field: str) -> float:
+    value: float = getattr(record, field)
+    return value - 1 if field == "next_lease" else value  # the first lease has number 1
+
+
 _Found: TypeAlias = Iterator[tuple[_Family, _Sample]]
 
 
@@ -173,8 +186,7 @@ def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
     stats = writer.stats()
     which = (str(writer.index),) if writer.n_writers > 1 else ()
     for field, family in _STORE.items():
-        value = getattr(stats, field)
-        yield family, ((name, *which), value - 1 if field == "next_lease" else value)  # the first lease has number 1
+        yield family, ((name, *which), _figure(stats, field))
     for factor, field in MORE_HITS.items():
         yield _MORE_HITS, ((name, str(factor), *which), getattr(stats, field))
     if stats.tier is not None:

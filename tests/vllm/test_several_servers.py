@@ -29,6 +29,8 @@ class Seen(NamedTuple):
     processed: list[int]
     """Images that were processed by the end of each round."""
     keys: list[str | None]
+    shown: tuple[float, ...]
+    """Puts, hits and misses, as the server that was asked shows them."""
     left: list[str]
     """What stayed: its processes and its store."""
 
@@ -49,13 +51,14 @@ def seen(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.T
                 processed.append(running.images_processed(len(tokens)))
             one = running.behind(doors[0])
         assert engines == len(running.engines())
+        shown = tuple(running.metric(f"shmstore_{name}_total") for name in ("puts", "hits", "misses"))
         keys, store, family = running.keys(), Path("/dev/shm", running.store().name), running.family()
         if servers > engines:  # vLLM ends the others when one has died
             psutil.Process(one).kill()
         else:
             running.process.terminate()
         _, alive = psutil.wait_procs(family, END)
-    return Seen(servers, tokens, processed, keys, [*map(str, alive), *map(str, [store] * store.exists())])
+    return Seen(servers, tokens, processed, keys, shown, [*map(str, alive), *map(str, [store] * store.exists())])
 
 
 def test_the_tokens_are_those_of_one_server(seen: Seen, lru: Callable[[], dict[str, list[list[int]]]]) -> None:
@@ -65,6 +68,10 @@ def test_the_tokens_are_those_of_one_server(seen: Seen, lru: Callable[[], dict[s
 def test_an_image_is_processed_and_stored_once_whichever_server_is_asked(seen: Seen) -> None:
     assert [IMAGES] * (1 + seen.servers) == seen.processed
     assert IMAGES == len(seen.keys) == len(set(seen.keys))
+
+
+def test_the_metrics_of_the_store_are_sums_over_all_servers(seen: Seen) -> None:
+    assert (IMAGES, IMAGES * seen.servers, IMAGES) == seen.shown
 
 
 def test_nothing_stays_when_it_is_stopped_or_one_of_its_api_servers_is_killed(seen: Seen) -> None:

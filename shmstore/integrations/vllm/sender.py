@@ -21,6 +21,7 @@ from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
 from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, engines, note_version, store_name
+from shmstore.integrations.vllm.totals import show_totals
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cache_from_config
@@ -51,6 +52,8 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._warned = False
         os.environ[HANDLE] = self._sender.handle.to_json()
         _collector().watch(self._sender, self.writer.name)
+        if self.writer.n_writers > 1:
+            show_totals(self.writer.name)
         came = self.writer.recovered
         note_version()
         _log.info("multi-modal items go through store %s of shmstore, with %d from before", self.writer.name, came)

@@ -1,0 +1,31 @@
+"""The store of several API servers in vLLM's `/metrics`, whichever of them is asked: sums over all its writers.
+
+With several API servers `/metrics` shows what each has written into files (`MultiProcessCollector`), and no collector
+of a process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import suppress
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from shmstore.errors import ShmStoreError
+from shmstore.inspect import StoreInspector
+from shmstore.metrics import store_totals
+
+
+def show_totals(name: str) -> None:
+    """Let `MultiProcessCollector` show this store, too, read at each scrape; in the place of the last one."""
+    theirs = getattr(MultiProcessCollector.collect, "__wrapped__", MultiProcessCollector.collect)
+
+    @functools.wraps(theirs)
+    def with_totals(self: MultiProcessCollector) -> Iterator[Metric]:
+        yield from theirs(self)
+        with suppress(ShmStoreError), StoreInspector.open(name) as inspector:  # a store that is gone has no figures
+            yield from store_totals(inspector.facts(), name)
+
+    MultiProcessCollector.collect = with_totals  # type: ignore[method-assign]
