@@ -36,6 +36,8 @@ GRANTED = "g_whole==x"
 FREED = "g_whole==g_id[h]"
 CALLED_STALE = "taken|| !(g_owed["
 LEFT_OPEN = "!(open)"
+FOUND = "!(g_view[0])"
+WHOLE = "!(g_whole)"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ RUNS = [
     Run("keeping", "adoption.pml", "KEEP=1 MAXB=1 AOPS=1 BOPS=1 BDEATHS=2", "a successor keeps leases"),
     Run("groups", "adoption.pml", "NR=2 GROUPS=1 MAXB=1 AOPS=1 BOPS=1 ADEATHS=0", "a lease for one group, or all"),
     Run("chain", "adoption.pml", "NB=2 OWN=1 MAXB=3 MAXID=1 AOPS=1 BOPS=4 ADEATHS=0 RDEATHS=0", "a chain that changes"),
+    Run("finding", "finding.pml", "FINDS=2", "a rank finds by key, and another one gets what it has pinned"),
 ]
 
 MUTATIONS = [
@@ -159,6 +162,10 @@ MUTATIONS = [
     Mutation("EVICTING_IS_STALE", "adopting", CALLED_STALE, ci=True),
     Mutation("ORPHAN_OF_B", "adopting", FREED),
     Mutation("ONE_BASE", "owner", LEFT_OPEN),
+    Mutation("FIND_EVICTING", "finding", FOUND),
+    Mutation("FIND_UNASKED", "finding", FOUND, ci=True),
+    Mutation("FINDER_UNSEEN", "finding", FOUND),
+    Mutation("BUSY_IS_STALE", "finding", WHOLE, ci=True),
 ]
 
 
