@@ -1,14 +1,9 @@
 /*
- * adopt.c - see adopt.h.
- *
- * A look-up asks the published indexes of all other arenas (index.h). What it finds is a candidate, whose key it compares
- * without a pin: the object was there if it was LIVE, with the same id, before and after. Only what leases pins, because
- * the owner takes what is pinned for held.
+ * adopt.c - see adopt.h. Only what leases pins, because the owner takes what is pinned for held.
  */
 #include "adopt.h"
 
-#include <string.h>
-
+#include "find.h"
 #include "step.h"
 
 #define SCAN_AT_ONCE 256 /* slots between two yields of the mutex */
@@ -101,66 +96,8 @@ void shms_holds_unpin(const shms_segment *seg, uint32_t slot) {
     shms_holds_count(seg, slot);
 }
 
-/* Has any writer dropped the object? Its owner may be dead or idle, so the others must not wait for its next call. */
-static bool dropped(const struct shms_writer *w, uint32_t slot, uint64_t id) {
-    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
-        if (shms_get(&shms_segment_holds(&w->seg, o)[slot].dropped) == id)
-            return true;
-    return false;
-}
-
-const uint8_t *shms_object_of(const struct shms_writer *w, uint32_t slot, shms_slot *seen) {
-    const shms_layout *l = &w->seg.layout;
-    const shms_slot *s = shms_segment_slot(&w->seg, slot);
-    uint64_t id = atomic_load_explicit(&s->id, memory_order_acquire);
-    if (!shms_slot_whole(s)) /* after the id, and before the words: they are of that object, or of a later one */
-        return NULL;
-    *seen = shms_slot_copy(s, id);
-    return shms_slot_bounded(seen, l->capacity)
-               ? w->seg.all_data + shms_address(l, shms_arena_of(l, slot), shms_get(&seen->offset))
-               : NULL;
-}
-
-bool shms_still_there(const struct shms_writer *w, uint32_t slot, uint64_t id) {
-    const shms_slot *s = shms_segment_slot(&w->seg, slot);
-    atomic_thread_fence(memory_order_acquire);
-    return shms_slot_whole(s) && shms_get(&s->id) == id;
-}
-
-/* Is the object in `slot` one to hand out, with this key, or one that begins so? It may be in EVICTING. */
-static bool matches(const struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole,
-                    shms_slot *seen) {
-    const uint8_t *at = shms_object_of(w, slot, seen);
-    return at && !shms_slot_deleted(seen) &&
-           (whole ? shms_slot_key_len(seen) == key_len : shms_slot_key_len(seen) >= key_len) &&
-           memcmp(at, key, key_len) == 0 && !dropped(w, slot, shms_get(&seen->id)) &&
-           shms_still_there(w, slot, shms_get(&seen->id));
-}
-
-static const shms_index_line *lines_of(const struct shms_writer *w, uint32_t arena) {
-    return shms_segment_at(&w->seg, w->seg.layout.index_at, arena);
-}
-
-/* One wait for the lines of all arenas, instead of one for each. */
-static void prefetch(const struct shms_writer *w, uint64_t hash) {
-    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++)
-        shms_index_prefetch(&w->index, lines_of(w, a), hash);
-}
-
 uint32_t shms_look_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen) {
-    if (!elsewhere(w))
-        return SHMS_NONE;
-    prefetch(w, hash);
-    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
-        shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
-        for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;) {
-            uint32_t slot = a * (uint32_t)w->seg.layout.max_objects + s;
-            if (matches(w, slot, key, key_len, true, seen) &&
-                shms_get(&shms_segment_slot(&w->seg, slot)->state) == SHMS_LIVE)
-                return slot;
-        }
-    }
-    return SHMS_NONE;
+    return elsewhere(w) ? shms_find_key(&w->seg, &w->index, w->seg.arena, hash, key, key_len, seen) : SHMS_NONE;
 }
 
 bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
@@ -209,7 +146,7 @@ uint32_t shms_uses_elsewhere(void *context, uint32_t slot) {
  * which may stay, is marked, too. */
 static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole) {
     shms_slot seen;
-    if (!matches(w, slot, key, key_len, whole, &seen))
+    if (!shms_matches(&w->seg, slot, key, key_len, whole, &seen))
         return false;
     shms_writer_table *t = w->seg.writer;
     uint64_t drops = shms_get(&t->drops);
@@ -225,12 +162,9 @@ bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, 
     bool any = false;
     if (!elsewhere(w))
         return false;
-    prefetch(w, hash);
-    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
-        shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
-        for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;)
-            any |= drop_if(w, a * (uint32_t)w->seg.layout.max_objects + s, key, key_len, true);
-    }
+    shms_lookup l = shms_find_begin(&w->seg, &w->index, w->seg.arena, hash);
+    for (uint32_t slot; (slot = shms_find_next(&l)) != SHMS_NONE;)
+        any |= drop_if(w, slot, key, key_len, true);
     return any;
 }
 
@@ -246,7 +180,7 @@ void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t
 static bool delete_if_dropped(struct shms_writer *w, uint32_t slot) {
     const shms_slot *s = shms_writer_slot(w, slot);
     if (shms_get(&s->state) != SHMS_LIVE || shms_slot_deleted(s) ||
-        !dropped(w, shms_writer_global(w, slot), shms_get(&s->id)))
+        !shms_dropped(&w->seg, shms_writer_global(w, slot), shms_get(&s->id)))
         return false;
     shms_delete_slot(w, slot);
     return true;

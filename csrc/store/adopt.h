@@ -30,11 +30,6 @@ int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id, bo
 /* B5; also for a pin that missed. */
 void shms_holds_unpin(const shms_segment *seg, uint32_t slot);
 
-/* The bytes of an object of any writer without a pin, and its words in `seen`, as checked; or NULL. It may go meanwhile.
- * So what was read counts only if it is still there afterwards: its bytes are reused only after FREE (W4). */
-const uint8_t *shms_object_of(const struct shms_writer *w, uint32_t slot, shms_slot *seen);
-bool shms_still_there(const struct shms_writer *w, uint32_t slot, uint64_t id);
-
 /* ---- for these, `hash` is the key's; the mutex is held ---- */
 
 /* The slot of an object of another writer that may be handed out, and its words in `seen`; or SHMS_NONE. */

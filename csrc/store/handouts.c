@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "adopt.h"
+#include "find.h"
 #include "step.h"
 
 #define CANCEL_AT_ONCE 256 /* lease entries between two yields of the mutex */
@@ -182,9 +183,9 @@ int shms_writer_validate(shms_writer *w, const uint8_t *packed, const char *key,
         return rc;
     if ((rc = find_ref(w, packed, &ref)) == 1 && key) {
         shms_slot seen;
-        const uint8_t *at = shms_object_of(w, ref.slot, &seen);
+        const uint8_t *at = shms_object_of(&w->seg, ref.slot, &seen);
         rc = at && shms_slot_key_len(&seen) == key_len && memcmp(at, key, key_len) == 0 &&
-             shms_still_there(w, ref.slot, ref.id);
+             shms_still_there(&w->seg, ref.slot, ref.id);
     }
     return shms_writer_leave(w, rc);
 }
@@ -199,15 +200,15 @@ int shms_writer_extra(shms_writer *w, const uint8_t *packed, uint8_t *out, uint6
         if ((rc = find_ref(w, packed, &ref)) != 1) /* again after each yield: it may have been evicted */
             return shms_writer_leave(w, rc ? rc : SHMS_ESTALE);
         shms_slot s;
-        const uint8_t *object = shms_object_of(w, ref.slot, &s);
-        if (!object || !shms_still_there(w, ref.slot, ref.id))
+        const uint8_t *object = shms_object_of(&w->seg, ref.slot, &s);
+        if (!object || !shms_still_there(&w->seg, ref.slot, ref.id))
             return shms_writer_leave(w, SHMS_ESTALE);
         uint64_t length = shms_slot_extra_len(&s), n = length - at < COPY_AT_ONCE ? length - at : COPY_AT_ONCE;
         *size = length;
         if (at >= length || length > room)
             return shms_writer_leave(w, SHMS_OK);
         memcpy(out + at, object + shms_get(&s.length) - length + at, n);
-        if (!shms_still_there(w, ref.slot, ref.id))
+        if (!shms_still_there(&w->seg, ref.slot, ref.id))
             return shms_writer_leave(w, SHMS_ESTALE);
         if (shms_writer_yield(w) && w->closed)
             return shms_writer_leave(w, SHMS_ECLOSED);
