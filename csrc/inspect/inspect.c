@@ -168,7 +168,7 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
         out->span = out->bounded ? shms_span(out->length) : 0;
         for (uint32_t r = 0; r < l->n_readers; r++)
             if (who->here[r] &&
-                atomic_load_explicit(&shms_reader_pins(shms_segment_reader(&i->seg, r))[slot], memory_order_relaxed))
+                shms_pin_count(&shms_reader_pins(shms_segment_reader(&i->seg, r))[slot], memory_order_relaxed))
                 set_bit(out->pinned, r);
         atomic_thread_fence(memory_order_acquire);
         bool steady = get_acquire(&s->state) == state && get_acquire(&s->id) == id;
@@ -267,7 +267,7 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
     shms_reader_table *t = shms_segment_reader(&i->seg, r);
     uint64_t pins = 0;
     for (uint32_t k = 0; k < shms_all_slots(&i->seg.layout); k++)
-        pins += atomic_load_explicit(&shms_reader_pins(t)[k], memory_order_relaxed);
+        pins += shms_pin_count(&shms_reader_pins(t)[k], memory_order_relaxed);
     for (int tries = 0;; tries++) {
         uint64_t epoch = get_acquire(&t->epoch);
         *out = (shms_rank_record){.rank = r,

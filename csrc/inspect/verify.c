@@ -234,11 +234,11 @@ static void check_rank(const shms_inspector *i, const shms_attendance *who, uint
     const shms_word *acks = shms_reader_acks(t, l);
     bool used = false;
     for (uint32_t k = 0; k < shms_all_slots(l); k++) {
-        uint32_t pin = atomic_load_explicit(&pins[k], memory_order_relaxed);
+        uint32_t pin = shms_pin_count(&pins[k], memory_order_relaxed);
         if (pin == 0)
             continue;
         used = true;
-        if (pin > INT32_MAX)
+        if (pin > SHMS_PIN_COUNT / 2)
             add(f, SHMS_F_PIN_COUNT, shms_arena_of(l, k), r, k, pin);
         else if (who->here[r] && shms_get(&shms_segment_slot(&i->seg, k)->state) == SHMS_FREE)
             add(f, SHMS_F_PIN_FREE, shms_arena_of(l, k), r, k, pin);
@@ -254,7 +254,7 @@ static void check_rank(const shms_inspector *i, const shms_attendance *who, uint
         uint64_t limit = next_lease(by);
         if (worst >= limit)
             add(f, SHMS_F_ACK, w, r, worst, limit);
-        if (base > limit && base != SHMS_CLOSED)
+        if (base > limit && base < SHMS_FINDS)
             add(f, SHMS_F_BASE, w, r, base, limit);
         uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
         if (retired > epoch + 1)

@@ -136,7 +136,9 @@ void shms_use_elsewhere(struct shms_writer *w, uint32_t slot) {
 uint32_t shms_uses_elsewhere(void *context, uint32_t slot) {
     struct shms_writer *w = context;
     uint32_t uses = 0;
-    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
+    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
+        uses += atomic_load_explicit(shms_pin_of(w, r, slot), memory_order_relaxed) / SHMS_PIN_USE;
+    for (uint32_t o = 0; elsewhere(w) && o < w->seg.layout.n_writers; o++)
         uses += atomic_load_explicit(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].uses,
                                      memory_order_relaxed);
     return uses;

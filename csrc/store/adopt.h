@@ -42,7 +42,8 @@ bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entr
 int shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
 /* A use, which the CLOCK of the owner sees. */
 void shms_use_elsewhere(struct shms_writer *w, uint32_t slot);
-/* For ring.h: how often others have used what is in an own slot, modulo 2^32. The context is the writer. */
+/* For ring.h: how often ranks and other writers have used what is in an own slot; only a change has a meaning. The
+ * context is the writer. */
 shms_uses_fn shms_uses_elsewhere;
 /* From now on this writer does not hand out others' objects of this key, or whose key begins so; and tells the owners,
  * which delete them. */

@@ -131,7 +131,7 @@ bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
     return true;
 }
 
-static shms_pin *pin_of(struct shms_writer *w, uint32_t r, uint32_t slot) {
+shms_pin *shms_pin_of(struct shms_writer *w, uint32_t r, uint32_t slot) {
     return &shms_reader_pins(shms_segment_reader(&w->seg, r))[shms_writer_global(w, slot)];
 }
 
@@ -146,7 +146,7 @@ bool shms_may_go(void *context, uint32_t slot) {
         shms_leases_close(&w->leases, e);
     }
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        if (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r))
+        if (shms_pin_count(shms_pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r))
             return false;
     return !held_elsewhere(w, slot);
 }
@@ -170,7 +170,7 @@ enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
             anyone = true;
         }
     for (uint32_t r = 0; r < n_ranks; r++) {
-        bool holds = expected[r] || (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r));
+        bool holds = expected[r] || (shms_pin_count(shms_pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r));
         for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])
             holds = !lease_left_by(w, r, e) && !gone(w, r);
         held[r] += holds ? span : 0;
@@ -182,10 +182,10 @@ enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
 /* W3 for n slots in EVICTING. */
 static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
-        const shms_pin *pins = pin_of(w, r, 0);
+        const shms_pin *pins = shms_pin_of(w, r, 0);
         for (uint32_t i = 0; i < n; i++) {
             SHMS_STEP("W3"); /* pairs with R1; also an acquire, which pairs with R4 */
-            if (atomic_load_explicit(&pins[slots[i]], memory_order_seq_cst) == 0)
+            if (shms_pin_count(&pins[slots[i]], memory_order_seq_cst) == 0)
                 continue;
             SHMS_STEP("W3p");
             if (shms_segment_held(&w->seg, (int)r))

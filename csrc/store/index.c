@@ -15,14 +15,16 @@ static uint32_t lines_for(uint32_t n_slots) {
 
 uint64_t shms_index_memory(uint32_t n_slots) { return (uint64_t)lines_for(n_slots) * sizeof(shms_index_line); }
 
+shms_index shms_index_shape(uint32_t n_slots, uint64_t seed) {
+    return (shms_index){.mask = lines_for(n_slots) - 1, .n_slots = n_slots, .seed = seed};
+}
+
 void shms_index_init(shms_index *x, void *memory, uint32_t n_slots, uint64_t seed, const shms_slot *slots,
                      const uint8_t *data) {
-    *x = (shms_index){.lines = memory,
-                      .mask = lines_for(n_slots) - 1,
-                      .n_slots = n_slots,
-                      .seed = seed,
-                      .slots = slots,
-                      .data = data};
+    *x = shms_index_shape(n_slots, seed);
+    x->lines = memory;
+    x->slots = slots;
+    x->data = data;
     shms_word *words = memory;
     for (uint64_t i = 0; i < shms_index_memory(n_slots) / sizeof *words; i++)
         shms_set(&words[i], 0);

@@ -70,6 +70,8 @@ typedef struct shms_candidates {
 
 uint64_t shms_hash_key(uint64_t seed, const char *key, uint32_t len);
 uint64_t shms_index_memory(uint32_t n_slots);
+/* For _look alone: the shape of the indexes of a store. */
+shms_index shms_index_shape(uint32_t n_slots, uint64_t seed);
 /* Clears the memory. Others may look at it meanwhile. */
 void shms_index_init(shms_index *x, void *memory, uint32_t n_slots, uint64_t seed, const shms_slot *slots,
                      const uint8_t *data);

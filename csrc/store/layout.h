@@ -58,7 +58,7 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 12u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 13u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_PAGE 4096u /* the smallest */
 #define SHMS_MAX_ZONES 4096u
@@ -183,7 +183,7 @@ typedef struct shms_reader_table {
     shms_word epoch; /* A3: how many times this rank has attached; pairs with W1b and T2 */
     shms_word pid; /* informative */
     shms_word attached_ns;
-    /* by writer. A4: older leases do not expect this process; E1: SHMS_CLOSED; pairs with W1a */
+    /* by writer. A4: older leases do not expect this process; or SHMS_FINDS; E1: SHMS_CLOSED; pairs with W1a */
     shms_word base[SHMS_MAX_WRITERS];
     shms_word reserved[5];
     /* another cache line, which every get writes */
@@ -193,9 +193,14 @@ typedef struct shms_reader_table {
     /* shms_pin pins[all slots], shms_word acks[all entries], shms_word zone_releases[all zones] */
 } shms_reader_table;
 
+/* How often the process has pinned an object, and above that, modulo 64, how often it has used what was in the slot. */
 typedef _Atomic uint32_t shms_pin;
 
-#define SHMS_CLOSED UINT64_MAX /* a base above every lease */
+#define SHMS_PIN_COUNT UINT32_C(0x3ffffff)
+#define SHMS_PIN_USE UINT32_C(0x4000000)
+
+#define SHMS_CLOSED UINT64_MAX /* bases above every lease: the reader is closed */
+#define SHMS_FINDS (UINT64_MAX - 1) /* or it only finds, so that no lease waits for it */
 
 _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are plain words");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");

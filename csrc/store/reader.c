@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "find.h"
 #include "readers.h"
 #include "ref.h"
 #include "segment.h"
@@ -19,7 +20,9 @@
 struct shms_reader {
     shms_segment seg;
     shms_reader_table *table;
+    shms_index index; /* the shape of the published ones */
     uint32_t rank;
+    bool finds;
     _Atomic int closed;
     _Atomic uint64_t writer_epoch; /* the last that shms_reader_took_over has returned */
     _Atomic uint64_t live; /* views, plus calls in progress */
@@ -34,7 +37,8 @@ static int take_rank(struct shms_reader *r) {
         return rc;
     r->table = shms_segment_reader(&r->seg, r->rank);
     atomic_store(&r->writer_epoch, shms_reader_writer_epoch(r));
-    shms_reader_table_attach(r->table, &r->seg.layout, r->seg.writer, r->rank, (uint64_t)getpid(),
+    r->index = shms_index_shape((uint32_t)r->seg.layout.max_objects, r->seg.sb->secret);
+    shms_reader_table_attach(r->table, &r->seg.layout, r->seg.writer, r->rank, r->finds, (uint64_t)getpid(),
                              shms_clock_ns(CLOCK_REALTIME));
     return SHMS_OK;
 }
@@ -46,6 +50,7 @@ int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const
     if (!r)
         return SHMS_ENOMEM;
     r->rank = rank;
+    r->finds = expected && expected->finds;
     int rc = shms_segment_open(&r->seg, name, (int)rank);
     if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r))))
         shms_segment_close(&r->seg);
@@ -91,10 +96,12 @@ static int enter(struct shms_reader *r) {
     return SHMS_ECLOSED;
 }
 
-/* Is the reference's lease open? Then its object stays, even if the writer of the slot is asking who holds it. */
+/* Is the reference's lease open? Then its object stays, even if the writer of the slot is asking who holds it. Without a
+ * lease it may be one that another rank has pinned. */
 static bool promised(const struct shms_reader *r, const shms_ref *ref) {
     SHMS_STEP("R2n"); /* pairs with L2 and C1 */
-    return atomic_load_explicit(&shms_segment_lease(&r->seg, ref->entry)->number, memory_order_acquire) == ref->lease;
+    return ref->lease == 0 ||
+           atomic_load_explicit(&shms_segment_lease(&r->seg, ref->entry)->number, memory_order_acquire) == ref->lease;
 }
 
 static uint64_t address_of(const struct shms_reader *r, uint32_t slot, const shms_slot *s) {
@@ -108,7 +115,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     if (shms_ref_read(ref, packed, sb, &r->seg.layout))
         return SHMS_ESTALE;
     const shms_slot *s = shms_segment_slot(&r->seg, ref->slot);
-    enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, ref->slot, ref->id);
+    enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, ref->slot, ref->id, ref->lease == 0);
     if (state == SHMS_FREE)
         return SHMS_ESTALE;
     int rc = state == SHMS_EVICTING ? shms_outlast_eviction(&r->seg, ref->slot, ref->id, true) : SHMS_OK;
@@ -139,6 +146,22 @@ static int acknowledge(struct shms_reader *r, const shms_ref *ref) {
                                  ref->lease, ref->slot, offset_of(r, ref->slot, r->seg.all_data + ref->address));
 }
 
+/* Fills in the view of an object that this call has pinned. */
+static void show(struct shms_reader *r, uint32_t slot, const shms_slot *seen, shms_view *v) {
+    uint32_t key_len = shms_slot_key_len(seen), meta_len = shms_slot_meta_len(seen);
+    const char *at = (const char *)r->seg.all_data + address_of(r, slot, seen);
+    *v = (shms_view){.key = at,
+                     .meta = at + key_len,
+                     .payload = at + shms_payload_at(key_len, meta_len),
+                     .payload_size = shms_slot_payload_size(seen),
+                     .key_len = key_len,
+                     .meta_len = meta_len,
+                     .id = shms_get(&seen->id),
+                     .slot = slot,
+                     .owner = r};
+    atomic_fetch_add(&r->refs, 1);
+}
+
 int shms_reader_acquire(shms_reader *r, const uint8_t *packed, shms_view **out) {
     shms_view *v;
     shms_ref ref;
@@ -160,20 +183,56 @@ int shms_reader_acquire(shms_reader *r, const uint8_t *packed, shms_view **out) 
     }
     acknowledge(r, &ref);
     atomic_fetch_add_explicit(&r->table->counters[SHMS_R(gets)], 1, memory_order_relaxed);
-    uint32_t key_len = shms_slot_key_len(&seen), meta_len = shms_slot_meta_len(&seen);
-    const char *at = (const char *)r->seg.all_data + ref.address;
-    *v = (shms_view){.key = at,
-                     .meta = at + key_len,
-                     .payload = at + shms_payload_at(key_len, meta_len),
-                     .payload_size = shms_slot_payload_size(&seen),
-                     .key_len = key_len,
-                     .meta_len = meta_len,
-                     .id = ref.id,
-                     .slot = ref.slot,
-                     .owner = r};
-    atomic_fetch_add(&r->refs, 1);
+    show(r, ref.slot, &seen, v);
     *out = v;
     return SHMS_OK;
+}
+
+/* The candidate of a key, without a pin; or SHMS_NONE. */
+static uint32_t look(const struct shms_reader *r, const char *key, uint32_t key_len, shms_slot *seen) {
+    uint64_t hash = shms_hash_key(r->index.seed, key, key_len);
+    return shms_find_key(&r->seg, &r->index, SHMS_NONE, hash, key, key_len, seen);
+}
+
+int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t *packed, shms_view **out) {
+    int rc = enter(r);
+    *out = NULL;
+    if (rc)
+        return rc;
+    shms_slot seen;
+    shms_view *v = malloc(sizeof *v);
+    uint32_t slot = v ? look(r, key, key_len, &seen) : SHMS_NONE;
+    enum shms_state state = SHMS_FREE;
+    if (slot != SHMS_NONE) {
+        const shms_slot *s = shms_segment_slot(&r->seg, slot);
+        state = shms_reader_table_pin(r->table, &r->seg.layout, s, slot, shms_get(&seen.id), true);
+        if (state == SHMS_EVICTING) /* nobody is promised it, so there is nothing to wait for */
+            shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, slot);
+    }
+    if (state != SHMS_LIVE) {
+        rc = v ? SHMS_ENOTFOUND : SHMS_ENOMEM;
+        free(v);
+        leave(r);
+        return rc;
+    }
+    shms_ref ref = {.store = (uint32_t)r->seg.sb->store,
+                    .slot = slot,
+                    .address = address_of(r, slot, &seen),
+                    .id = shms_get(&seen.id)};
+    shms_ref_seal(packed, &ref, r->seg.sb->secret, shms_get(&shms_segment_slot(&r->seg, slot)->secret));
+    show(r, slot, &seen, v);
+    *out = v;
+    return SHMS_OK;
+}
+
+int shms_reader_has(shms_reader *r, const char *key, uint32_t key_len) {
+    shms_slot seen;
+    int rc = enter(r);
+    if (rc)
+        return rc;
+    rc = look(r, key, key_len, &seen) != SHMS_NONE;
+    leave(r);
+    return rc;
 }
 
 static void unref(struct shms_reader *r) {

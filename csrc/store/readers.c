@@ -10,13 +10,14 @@ static const shms_writer_table *of_writer(const shms_writer_table *first, const 
 }
 
 void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_writer_table *w, uint32_t rank,
-                              uint64_t pid, uint64_t now_ns) {
+                              bool finds, uint64_t pid, uint64_t now_ns) {
     shms_pin *pins = shms_reader_pins(t);
     uint64_t epoch = shms_get(&t->epoch);
     SHMS_STEP("A2"); /* release: orders the reads of the dead predecessor before the reset; pairs with W3 */
     for (uint32_t i = 0; i < shms_all_slots(l); i++)
-        if (atomic_load_explicit(&pins[i], memory_order_relaxed))
-            atomic_store_explicit(&pins[i], 0, memory_order_release);
+        if (shms_pin_count(&pins[i], memory_order_relaxed))
+            atomic_store_explicit(&pins[i], atomic_load_explicit(&pins[i], memory_order_relaxed) & ~SHMS_PIN_COUNT,
+                                  memory_order_release);
     /* a number that is not taken yet would make R3b, a maximum, drop the real one */
     for (uint32_t o = 0; o < l->n_writers; o++) {
         shms_word *acks = shms_reader_acks(t, l) + o * l->max_leases;
@@ -34,8 +35,8 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
         SHMS_STEP("A4"); /* `retired` pairs with T1, `published` with L3, `base` with W1a */
         const shms_writer_table *by = of_writer(w, l, o);
         bool rebase = epoch > 0 || atomic_load_explicit(&by->retired[rank], memory_order_seq_cst) == epoch + 1;
-        atomic_store_explicit(&t->base[o], rebase ? atomic_load_explicit(&by->published, memory_order_seq_cst) : 0,
-                              memory_order_seq_cst);
+        uint64_t base = rebase ? atomic_load_explicit(&by->published, memory_order_seq_cst) : 0;
+        atomic_store_explicit(&t->base[o], finds ? SHMS_FINDS : base, memory_order_seq_cst);
     }
 }
 
@@ -56,9 +57,9 @@ static void count_release(shms_reader_table *t, const shms_layout *l, uint32_t i
 }
 
 enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
-                                      uint64_t id) {
+                                      uint64_t id, bool use) {
     SHMS_STEP("R1"); /* pairs with W3 */
-    atomic_fetch_add_explicit(&shms_reader_pins(t)[i], 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&shms_reader_pins(t)[i], use ? 1 + SHMS_PIN_USE : 1, memory_order_seq_cst);
     SHMS_STEP("R2a"); /* pairs with W2 */
     uint64_t state = atomic_load_explicit(&slot->state, memory_order_seq_cst);
     SHMS_STEP("R2b"); /* after R2a: if LIVE was seen, an id that matches is the id of the live object */

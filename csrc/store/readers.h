@@ -46,16 +46,21 @@ static inline bool shms_reader_expected(shms_reader_table *t, const shms_layout 
 }
 
 /* A2, A3, A4: takes the rank over from its last process, and trusts only the epoch of the table. The rank's lock is
- * held. `w`: the table of writer 0, which those of the others follow. */
+ * held. `w`: the table of writer 0, which those of the others follow. If it only `finds`, no lease expects it. */
 void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_writer_table *w, uint32_t rank,
-                              uint64_t pid, uint64_t now_ns);
+                              bool finds, uint64_t pid, uint64_t now_ns);
 /* E1: no lease waits for the rank until it attaches again.  The rank's lock is still held. */
 void shms_reader_table_close(shms_reader_table *t, const shms_layout *l);
 
-/* R1, R2. SHMS_LIVE: pinned, and the slot holds this object. SHMS_EVICTING: pinned, and the writer will store LIVE if
+/* How many pins this is. */
+static inline uint32_t shms_pin_count(const shms_pin *pin, memory_order order) {
+    return atomic_load_explicit(pin, order) & SHMS_PIN_COUNT;
+}
+
+/* R1, R2, and if `use`, a use, which the CLOCK of the owner sees. SHMS_LIVE: pinned, and the slot holds this object. SHMS_EVICTING: pinned, and the writer will store LIVE if
  * it saw the pin, else FREE. SHMS_FREE: not pinned, because the object is not there. */
 enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
-                                      uint64_t id);
+                                      uint64_t id, bool use);
 /* R4, for an object that was taken, at `offset` of its arena. */
 void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset);
 /* R4, for a pin that did not get its object: the slot may hold another one. */

@@ -45,7 +45,7 @@ typedef struct shms_ring {
     const shms_slot *slots;
     uint32_t *next, *prev; /* per slot, in address order; SHMS_NONE at the ends */
     uint8_t *used; /* per slot: lap of its zone at the last use, or UINT8_MAX for an earlier lap; 0: never used */
-    shms_uses_fn *uses; /* of other writers; NULL: there are none */
+    shms_uses_fn *uses; /* of ranks and other writers; NULL: there are none */
     void *context;
     uint32_t *seen; /* per slot: these uses, as of the last look */
     shms_zone *zones;

@@ -118,6 +118,7 @@ typedef struct shms_expected {
     int64_t allow_uid; /* its owner, whatever the mode; or SHMS_OWN_UID */
     uint32_t n_readers; /* 0: any number */
     uint32_t end_leases; /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
+    uint32_t finds; /* 1: the reader only finds, so no lease waits for it */
     const shms_options *options; /* those it was created with, but for SHMS_EPHEMERAL; NULL: any */
 } shms_expected;
 
@@ -320,6 +321,10 @@ int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT 
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank,
                        const shms_expected *expected); /* as for _recover */
+/* Pins the object of a key in any arena, which counts as a use. `ref`: SHMS_REF_SIZE bytes, a reference without a lease:
+ * the object stays as long as the view, and no longer. SHMS_ENOTFOUND, also for an object that is being evicted. */
+int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t *ref, shms_view **out);
+int shms_reader_has(shms_reader *r, const char *key, uint32_t key_len); /* 1, 0 or an error; no use */
 int shms_reader_acquire(shms_reader *r, const uint8_t *ref,
                         shms_view **out); /* pins and acknowledges; NULL after an error */
 void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */

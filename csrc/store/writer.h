@@ -101,6 +101,7 @@ void shms_reclaim_begin(struct shms_writer *w);
 /* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that are gone count as here. */
 bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);
 /* Does W1 and a first read of the pins. Closes the leases that it finds complete. The context is the writer. */
+shms_pin *shms_pin_of(struct shms_writer *w, uint32_t r, uint32_t slot); /* of rank r, for an own slot */
 shms_may_go_fn shms_may_go;
 /* For zones.h; the same context. */
 shms_look shms_reclaim_look;

@@ -35,6 +35,7 @@ static void live(void) {
     CHECK_EQ(SHMS_OK, shms_reader_attach(&again, name, 0, NULL));
     get(again, 0);
     get(again, 1);
+    CHECK_EQ(SHMS_OK, shms_reader_find(again, "c", 1, forged, &a));
     *all_steps = steps;
     kill(getpid(), SIGKILL);
 }
@@ -77,7 +78,7 @@ static void run(uint64_t k, bool replaced, bool first_life) {
     if (replaced) {
         CHECK_EQ(SHMS_OK, shms_reader_attach(&heir, name, 0, NULL));
         for (uint32_t i = 0; i < o.max_objects; i++)
-            CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
+            CHECK_EQ(0, shms_pin_count(&shms_reader_pins(shms_segment_reader(&w->seg, 0))[i], memory_order_relaxed));
         if (!ever)
             for (int i = 0; i < OBJECTS; i++)
                 shms_writer_cancel(w, refs[i]);
