@@ -293,10 +293,13 @@ class RankInUseError(ShmStoreError, RuntimeError):
 
 
 class ObjectBusyError(ShmStoreError, TimeoutError):
-    """The object is promised to this rank or leased by this writer, and its owner has not decided yet that it stays."""
+    """The object's writer was stopped while it asked who holds the object, and has not decided yet that it stays.
+
+    What is promised to this rank, leased by this writer, or pinned by another rank, stays.
+    """
 
     default_message = "the object's writer is evicting or was stopped, and has not decided yet that the object stays"
-    default_hint = "try again; the object stays, and the reference stays valid"
+    default_hint = "try again; an object that is promised, leased or pinned stays, and its reference stays valid"
 
 
 class TierError(ShmStoreError, ConnectionError):

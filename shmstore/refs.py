@@ -78,7 +78,7 @@ class ObjectRef:
 
     @property
     def lease(self) -> int:
-        """Number of this hand-out; a store never uses a number twice."""
+        """Number of this hand-out, which a store never uses twice; 0 for what a rank has found."""
         return int.from_bytes(self._packed[24:32], "little")
 
     @property

@@ -37,6 +37,8 @@ _EVENTS_AT_ONCE = 65536  # bytes
 _acquire = lib.shms_reader_acquire
 _drop_view = lib.shms_view_drop
 _VIEW_BOX = ffi.typeof("shms_view **")
+end_pin = ffi.release
+"""Ends the pin of `Reader.find`; idempotent."""
 
 Event = tuple[str, bytes, int]
 """Kind, key and object id."""
@@ -155,8 +157,15 @@ def _unpacked(packed: Any) -> Options:
     return Options(**numbers, groups=tuple(packed.group_sizes[0 : packed.n_groups]))
 
 
-def _expected(store_id: int, n_readers: int, allow_uid: int, options: Any = ffi.NULL, end_leases: bool = False) -> Any:
-    return _new("shms_expected *", (store_id, allow_uid, n_readers, end_leases, options))
+def _expected(
+    store_id: int,
+    n_readers: int,
+    allow_uid: int,
+    options: Any = ffi.NULL,
+    end_leases: bool = False,
+    finds: bool = False,
+) -> Any:
+    return _new("shms_expected *", (store_id, allow_uid, n_readers, end_leases, finds, options))
 
 
 class Watch:
@@ -450,10 +459,12 @@ class Reader:
         self.store_id: int = lib.shms_reader_store(self._r)
 
     @classmethod
-    def attach(cls, name: str, rank: int, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID) -> Self:
-        """Attach as `rank`, if it is as expected; see `Writer.recover`."""
+    def attach(
+        cls, name: str, rank: int, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID, finds: bool = False
+    ) -> Self:
+        """Attach as `rank`, if the store is as expected, see `Writer.recover`; no lease expects one that only `finds`."""
         box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
-        expected = _expected(store_id, n_readers, allow_uid)
+        expected = _expected(store_id, n_readers, allow_uid, finds=finds)
         require(lib.shms_reader_attach(box, os.fsencode(name), rank, expected))
         return cls(box)
 
@@ -477,6 +488,20 @@ class Reader:
         view = box[0]
         payload = _gc(view.payload, partial(keep, box))  # keeps_alive, without the call
         return _unpack(view.meta, view.meta_len), _buffer(payload, view.payload_size)
+
+    def find(self, key: bytes) -> tuple[bytes, Any] | None:
+        """Pin the object of a key; return a reference without a lease, and the pin, for `end_pin`."""
+        box = _gc(_new(_VIEW_BOX), _drop_view)  # the owner exists before the pin
+        packed = _new(_BYTES, lib.SHMS_REF_SIZE)
+        code = lib.shms_reader_find(self._r, key, len(key), packed, box)
+        if code == lib.SHMS_ENOTFOUND:
+            return None
+        require(code)
+        return bytes(_buffer(packed)), box
+
+    def has(self, key: bytes) -> bool:
+        """Return whether the key is in any arena; changes nothing."""
+        return require(lib.shms_reader_has(self._r, key, len(key))) == 1
 
     def writer_epoch(self) -> int:
         """Return the writer's epoch: 1, and one more for each takeover."""

@@ -1,7 +1,7 @@
 """The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` reads in place. Two roles, two types."""
 
 from shmstore.store.events import StoreEvent
-from shmstore.store.holds import LeasedRef
+from shmstore.store.holds import LeasedRef, PinnedRef
 from shmstore.store.reader import ObjectStoreReader
 from shmstore.store.stats import KindStats, ReaderStats, StoreStats
 from shmstore.store.writer import ObjectStoreWriter
@@ -11,6 +11,7 @@ __all__ = [
     "LeasedRef",
     "ObjectStoreReader",
     "ObjectStoreWriter",
+    "PinnedRef",
     "ReaderStats",
     "StoreEvent",
     "StoreStats",

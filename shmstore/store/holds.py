@@ -1,11 +1,12 @@
-"""A lease that the writer ends itself, for a request whose reference may be read again."""
+"""What is held until it is ended: a lease of a writer, for a request that may read again, and the pin of a rank."""
 
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shmstore.bindings.batch import Batch
+from shmstore.bindings.store import end_pin
 from shmstore.errors import StoreClosedError
-from shmstore.refs import ObjectRef
+from shmstore.refs import ObjectRef, trusted_ref
 
 if TYPE_CHECKING:
     from shmstore.store.writer import ObjectStoreWriter
@@ -56,3 +57,36 @@ class LeasedRef:
 
     def __repr__(self) -> str:
         return f"<LeasedRef {self.ref!r}>"
+
+
+class PinnedRef:
+    """A reference to an object that was found by key, and stays until `end`, the end of a `with` block, or garbage.
+
+    Made by `ObjectStoreReader.find`. `ref` has no lease: any rank may `get` it while the object is there, and what it
+    gets it holds for itself, so it may go on after the end of this one. The pin ends with its process, however that
+    dies. `end` may be called twice, and after the reader was closed.
+    """
+
+    __slots__ = ("__weakref__", "_pin", "ref")
+
+    def __init__(self, packed: bytes, pin: Any) -> None:
+        self._pin = pin  # its finalizer, which is C, unpins
+        self.ref = trusted_ref(packed)
+
+    def end(self) -> None:
+        """Let the object go."""
+        end_pin(self._pin)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a PinnedRef belongs to its reader's process; send its `ref`")
+
+    def __repr__(self) -> str:
+        return f"<PinnedRef {self.ref!r}>"

@@ -31,9 +31,11 @@ from shmstore.store.arguments import (
     expected_store,
     hides_payload,
     int_of,
+    packed_key,
     packed_ref,
     seconds_of,
 )
+from shmstore.store.holds import PinnedRef
 from shmstore.store.stats import ReaderStats
 
 
@@ -64,6 +66,14 @@ class _Watching(native.Reader):
     def validate(self, packed: bytes) -> bool:
         self._look()
         return super().validate(packed)
+
+    def find(self, key: bytes) -> tuple[bytes, Any] | None:
+        self._look()
+        return super().find(key)
+
+    def has(self, key: bytes) -> bool:
+        self._look()
+        return super().has(key)
 
     def stats(self) -> dict[str, int]:
         self._look()
@@ -120,8 +130,11 @@ class ObjectStoreReader(Closable):
         on_takeover: Callable[[int], object] | None = None,
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
+        finds_only: bool = False,
     ) -> "ObjectStoreReader":
         """Attach to a store as `rank`, from 0 to n_readers - 1, or None for the first free one.
+
+        No lease waits for a rank that attached with `finds_only`: it looks objects up by `find`.
 
         With `wait`, waits so many seconds for a store that is not there yet or is being created. The first call of this
         reader that notices another writer calls `on_takeover` with the new `writer_epoch`, before it does anything
@@ -137,7 +150,12 @@ class ObjectStoreReader(Closable):
         wait = None if wait is None else seconds_of("wait", wait)
         if rank is None:
             return cls._attach_free(
-                handle_or_name, wait=wait, on_takeover=on_takeover, serde=serde, allow_uid=allow_uid
+                handle_or_name,
+                wait=wait,
+                on_takeover=on_takeover,
+                serde=serde,
+                allow_uid=allow_uid,
+                finds_only=finds_only,
             )
         chosen_serde = checked_serde(serde)
         name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name")
@@ -145,9 +163,9 @@ class ObjectStoreReader(Closable):
         attach = native.Reader.attach if on_takeover is None else partial(_Watching.attach_with, on_takeover)
         try:
             if wait is None:
-                reader = attach(name, rank, store_id, ranks, uid)
+                reader = attach(name, rank, store_id, ranks, uid, finds_only)
             else:
-                reader = _waiting(wait, name, lambda: attach(name, rank, store_id, ranks, uid))
+                reader = _waiting(wait, name, lambda: attach(name, rank, store_id, ranks, uid, finds_only))
         except StoreNotFoundError as error:
             raise refusals.not_found(error, name, isinstance(handle_or_name, StoreHandle)) from None
         except RankInUseError:
@@ -245,6 +263,19 @@ class ObjectStoreReader(Closable):
             return self._serde.decode(meta, payload, copy=copy)
         host = torch.from_numpy(np.ndarray((len(payload),), np.uint8, payload))
         return self._serde.decode_on_device(meta, payload, upload(host, where, stream))
+
+    def find(self, key: str, *, namespace: str | None = None) -> PinnedRef | None:
+        """Find the object stored under `key` by any writer, and hold it; count a use. None if there is no such object.
+
+        Pass its `ref` to `get`, here or in another process. An object that is being evicted is not found. Not a promise
+        to other ranks: they hold what they have got, and a reference that comes too late is stale.
+        """
+        found = self._reader.find(packed_key(key, namespace))
+        return None if found is None else PinnedRef(*found)
+
+    def has(self, key: str, *, namespace: str | None = None) -> bool:
+        """Return whether any writer has stored an object under `key`; changes nothing, and holds nothing."""
+        return self._reader.has(packed_key(key, namespace))
 
     def release(self, ref: ObjectRef) -> bool:
         """Acknowledge without reading; return False if the lease is over or its object is gone.

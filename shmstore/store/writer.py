@@ -204,6 +204,17 @@ class ObjectStoreWriter(Openable):
             raise ObjectNotFoundError(f"{ObjectNotFoundError.default_message}: {named(key, namespace)}")
         return trusted_ref(packed)
 
+    def find(self, key: str, *, group: int | None = None, namespace: str | None = None) -> LeasedRef | None:
+        """Hand out the object stored under `key` with a lease that only this writer ends, as `hold` does; or None.
+
+        It counts as `get_cached`. Raises StoreFullError if every lease entry is taken by an open lease.
+        """
+        batch = self._writer.new_batch()
+        try:
+            return LeasedRef(self, self._hand_out(batch, key, True, namespace, group), batch)
+        except ObjectNotFoundError:
+            return None
+
     def assign_group(self, ref: ObjectRef, group: int) -> bool:
         """Let the lease of `ref` wait for the ranks of `group` only; return False if it is over already.
 

@@ -1,0 +1,213 @@
+"""What a rank finds by key stays as long as it holds it, whoever stored it, and however the finder ends."""
+
+import gc
+import os
+import pickle
+import signal
+import threading
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+
+from shmstore import (
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    PinnedRef,
+    RankInUseError,
+    StaleRefError,
+    StoreClosedError,
+    StoreFullError,
+    StoreHandle,
+)
+from tests.support import Stores
+
+HALF = 500_000
+"""Bytes of an object; the store has room for two."""
+
+
+def value(mark: int) -> np.ndarray:
+    return np.full(HALF, mark, np.uint8)
+
+
+@pytest.fixture
+def writer(stores: Stores) -> ObjectStoreWriter:
+    return stores.create(n_readers=2)
+
+
+@pytest.fixture
+def reader(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreReader:
+    return stores.attach(writer, 0)
+
+
+@pytest.fixture
+def finder(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreReader:
+    return stores.attach(writer, 1, finds_only=True)
+
+
+def put(writer: ObjectStoreWriter, reader: ObjectStoreReader, key: str, mark: int) -> None:
+    """Store an object that only a pin can keep."""
+    reader.release(writer.put(key, value(mark)))
+
+
+def found(reader: ObjectStoreReader, key: str, namespace: str | None = None) -> PinnedRef:
+    pinned = reader.find(key, namespace=namespace)
+    assert pinned is not None
+    return pinned
+
+
+def full(writer: ObjectStoreWriter) -> bool:
+    """Say whether what is held leaves no room for an object of the whole store."""
+    try:
+        writer.put("whole", np.zeros(2 * HALF, np.uint8))
+    except StoreFullError:
+        return True
+    return False
+
+
+def test_an_object_is_found_by_key_and_read_by_its_reference(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
+) -> None:
+    put(writer, reader, "a", 7)
+    assert finder.find("b") is None
+    assert [True, False] == [finder.has("a"), finder.has("b")]
+    with found(finder, "a") as pinned:
+        assert 0 == pinned.ref.lease
+        assert full(writer)
+        assert (finder.get(pinned.ref) == value(7)).all()
+        assert (reader.get(pinned.ref) == value(7)).all()
+        assert 0 == writer.stats().open_leases
+    pinned.end()
+    assert not full(writer)
+    with pytest.raises(StaleRefError):
+        reader.get(pinned.ref)
+
+
+def test_namespaces_are_told_apart(writer: ObjectStoreWriter, finder: ObjectStoreReader) -> None:
+    writer.put("a", b"1", namespace="one")
+    assert finder.find("a") is None
+    assert not finder.has("a", namespace="two")
+    assert b"1" == finder.get(found(finder, "a", "one").ref)
+
+
+def test_garbage_ends_the_pin_and_views_hold_for_themselves(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
+) -> None:
+    put(writer, reader, "a", 7)
+    pinned = found(finder, "a")
+    view = finder.get(pinned.ref)
+    del pinned
+    gc.collect()
+    assert full(writer)
+    assert (view == value(7)).all()
+    del view
+    gc.collect()
+    assert not full(writer)
+
+
+def test_a_pin_outlives_its_reader_and_belongs_to_its_process(
+    stores: Stores, writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
+) -> None:
+    put(writer, reader, "a", 7)
+    pinned = found(finder, "a")
+    with pytest.raises(TypeError):
+        pickle.dumps(pinned)
+    finder.close()
+    with pytest.raises(StoreClosedError):
+        finder.find("a")
+    with pytest.raises(RankInUseError):
+        stores.attach(writer, 1)
+    assert full(writer)
+    pinned.end()
+    stores.attach(writer, 1)
+    assert not full(writer)
+
+
+def test_a_forked_child_ends_no_pin_of_its_parent(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
+) -> None:
+    put(writer, reader, "a", 7)
+    pinned = found(finder, "a")
+    if not (child := os.fork()):
+        pinned.end()
+        os._exit(0)
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert full(writer)
+    pinned.end()
+    assert not full(writer)
+
+
+def test_each_writers_objects_are_found_and_a_writer_finds_what_others_stored(stores: Stores) -> None:
+    first = stores.create(n_writers=2)
+    second = stores.keep(ObjectStoreWriter.join(first.handle))
+    reader = stores.attach(first)
+    second.put("a", b"1")
+    first.put("b", b"2")
+    assert [b"1", b"2"] == [reader.get(found(reader, key).ref) for key in "ab"]
+    assert first.find("c") is None
+    before = first.stats().open_leases
+    leased = first.find("a")
+    assert leased is not None
+    assert b"1" == reader.get(leased.ref)
+    assert before + 1 == first.stats().open_leases
+    del leased
+    gc.collect()
+    assert before == first.stats().open_leases
+
+
+def _find_and_wait(handle: StoreHandle, answers: Connection) -> None:
+    finder = ObjectStoreReader.attach(handle, 1, finds_only=True)
+    pinned = found(finder, "a")
+    answers.send(pinned.ref)
+    signal.pause()
+
+
+def test_a_pin_ends_with_a_process_that_is_killed(
+    stores: Stores, writer: ObjectStoreWriter, reader: ObjectStoreReader
+) -> None:
+    put(writer, reader, "a", 7)
+    ours, theirs = get_context("spawn").Pipe()
+    child = get_context("spawn").Process(target=_find_and_wait, args=(writer.handle, theirs))
+    child.start()
+    assert (reader.get(ours.recv()) == value(7)).all()
+    gc.collect()
+    assert full(writer)
+    child.kill()
+    child.join()
+    assert not full(writer)
+
+
+def test_finds_beside_evictions_see_whole_objects_or_none(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
+) -> None:
+    """Each object has one value, so bytes of two objects would show."""
+    keys, wrong, hits, stop = [f"k{n}" for n in range(6)], [], [], threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            for n, key in enumerate(keys):
+                if pinned := finder.find(key):
+                    with pinned:
+                        seen = finder.get(pinned.ref)
+                        if not (seen == n).all():
+                            wrong.append(key)
+                        hits.append(key)
+                        del seen
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        put_ = 0
+        while put_ < 300 or not hits:
+            key = keys[put_ % 6]
+            put_ += 1
+            if not writer.is_cached(key):
+                try:
+                    put(writer, reader, key, int(key[1]))
+                except StoreFullError:
+                    continue
+    finally:
+        stop.set()
+        thread.join()
+    assert [] == wrong
