@@ -11,7 +11,7 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 HEADERS = (
-    *("store/shmstore.h", "store/batch.h", "store/crc.h", "inspect/inspect.h"),
+    *("store/shmstore.h", "store/batch.h", "store/claims.h", "store/crc.h", "inspect/inspect.h"),
     *("kv/errors.h", "kv/hashlist.h", "kv/blockhash.h", "kv/blockpool.h", "kv/kvcache.h"),
 )
 # The hosts that the package supports are little-endian Linux; anything else must fail here, not at run time.

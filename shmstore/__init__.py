@@ -13,6 +13,7 @@ from shmstore.refs import ObjectRef, StoreHandle
 if TYPE_CHECKING:
     from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
     from shmstore.store import (
+        Claim,
         KindStats,
         LeasedRef,
         ObjectStoreReader,
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     *errors.__all__,
+    "Claim",
     "KindStats",
     "LeasedRef",
     "MsgpackSerde",

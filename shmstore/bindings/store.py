@@ -462,7 +462,7 @@ class Reader:
     def attach(
         cls, name: str, rank: int, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID, finds: bool = False
     ) -> Self:
-        """Attach as `rank`, if the store is as expected, see `Writer.recover`; no lease expects one that only `finds`."""
+        """Attach as `rank`, if it is as expected; see `Writer.recover`. No lease expects a rank that only `finds`."""
         box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
         expected = _expected(store_id, n_readers, allow_uid, finds=finds)
         require(lib.shms_reader_attach(box, os.fsencode(name), rank, expected))

@@ -1,5 +1,6 @@
 """The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` reads in place. Two roles, two types."""
 
+from shmstore.store.claims import Claim
 from shmstore.store.events import StoreEvent
 from shmstore.store.holds import LeasedRef, PinnedRef
 from shmstore.store.reader import ObjectStoreReader
@@ -7,6 +8,7 @@ from shmstore.store.stats import KindStats, ReaderStats, StoreStats
 from shmstore.store.writer import ObjectStoreWriter
 
 __all__ = [
+    "Claim",
     "KindStats",
     "LeasedRef",
     "ObjectStoreReader",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shmstore.bindings import store as native
+from shmstore.bindings.claims import Claims
 from shmstore.bindings.hidden import hidden
 from shmstore.device import HostMemory, finish, require_cuda, upload
 from shmstore.errors import (
@@ -35,6 +36,7 @@ from shmstore.store.arguments import (
     packed_ref,
     seconds_of,
 )
+from shmstore.store.claims import Claiming
 from shmstore.store.holds import PinnedRef
 from shmstore.store.stats import ReaderStats
 
@@ -94,7 +96,7 @@ def _waiting(seconds: float, name: str, attach: Callable[[], native.Reader]) -> 
             more = watch.wait(end)  # once more after the end, because the creator may have died
 
 
-class ObjectStoreReader(Closable):
+class ObjectStoreReader(Claiming[PinnedRef], Closable):
     """One rank of a store: turns references into read-only views of the shared pages; made by `attach`.
 
     Thread-safe. Attach after a fork or in a spawned process, never before.
@@ -276,6 +278,9 @@ class ObjectStoreReader(Closable):
     def has(self, key: str, *, namespace: str | None = None) -> bool:
         """Return whether any writer has stored an object under `key`; changes nothing, and holds nothing."""
         return self._reader.has(packed_key(key, namespace))
+
+    def _open_claims(self) -> Claims:
+        return Claims(self._name, self.store_id)
 
     def release(self, ref: ObjectRef) -> bool:
         """Acknowledge without reading; return False if the lease is over or its object is gone.

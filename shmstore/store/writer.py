@@ -6,6 +6,7 @@ from typing import Any
 
 from shmstore.bindings import store as native
 from shmstore.bindings.batch import Batch
+from shmstore.bindings.claims import Claims
 from shmstore.bindings.hidden import hidden
 from shmstore.errors import (
     ObjectExistsError,
@@ -20,6 +21,7 @@ from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import refusals
 from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref
+from shmstore.store.claims import Claiming
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.holds import LeasedRef
 from shmstore.store.kinds import kind_stats, number_of
@@ -34,7 +36,7 @@ _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
 """Refusals of a put, to which the store can add more than their code."""
 
 
-class ObjectStoreWriter(Openable):
+class ObjectStoreWriter(Claiming[LeasedRef], Openable):
     """A process that puts objects into a store and hands out references; made by `open`, `create` or `join`.
 
     A store has one writer, or as many as its `n_writers`.
@@ -214,6 +216,9 @@ class ObjectStoreWriter(Openable):
             return LeasedRef(self, self._hand_out(batch, key, True, namespace, group), batch)
         except ObjectNotFoundError:
             return None
+
+    def _open_claims(self) -> Claims:
+        return Claims(self.name, self._handle.store_id)
 
     def assign_group(self, ref: ObjectRef, group: int) -> bool:
         """Let the lease of `ref` wait for the ranks of `group` only; return False if it is over already.

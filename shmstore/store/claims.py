@@ -1,0 +1,99 @@
+"""Who makes an object that several processes want: `find_or_claim` of writers and readers."""
+
+import time
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from shmstore.bindings import claims as native
+from shmstore.store.arguments import packed_key, seconds_of
+
+_AGAIN = 0.003
+"""Seconds between two looks of a wait; such a lock has no wait of its own."""
+
+Found = TypeVar("Found")
+
+
+class Claim:
+    """The right to make the object of a key, until `end`, the end of a `with` block, or garbage.
+
+    Made by `find_or_claim`. It ends with its process, however that dies. Whoever has it need not be the one who puts.
+    It spares work and guards nothing: an object that two processes make is stored twice, and both are right.
+    """
+
+    __slots__ = ("__weakref__", "_claim", "key")
+
+    def __init__(self, key: str, claim: Any) -> None:
+        self.key = key
+        self._claim = claim
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether other processes are kept out; not so beyond 256 claims of a process, or if the store was removed."""
+        return native.excludes(self._claim)
+
+    def end(self) -> None:
+        """Let others make it; idempotent, in any thread."""
+        native.end(self._claim)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Claim belongs to its process; let each process claim for itself")
+
+    def __repr__(self) -> str:
+        return f"<Claim on {self.key!r}>"
+
+
+class Claiming(Generic[Found]):
+    """What readers and writers have in common: `find` of either, and claims."""
+
+    _claims: native.Claims | None = None
+
+    def find(self, key: str, *, namespace: str | None = None) -> Found | None:
+        """Find the object of a key."""
+        raise NotImplementedError
+
+    def _open_claims(self) -> native.Claims:
+        raise NotImplementedError
+
+    def _the_claims(self) -> native.Claims:
+        """Return the claims of this object, which last as long as it."""
+        if self._claims is None:
+            self._claims = self._open_claims()
+        return self._claims
+
+    def find_or_claim(self, key: str, *, namespace: str | None = None, wait: float = 0.0) -> Found | Claim | None:
+        """Find the object of `key`, or get the right to make it; None if a living process, or another thread, makes it.
+
+        With `wait`, look again for so many seconds, until it is stored, or its maker has ended or died. A thread that
+        holds a claim must not wait (RuntimeError). Two keys may by chance delay each other.
+        """
+        packed, seconds = packed_key(key, namespace), seconds_of("wait", wait)
+        claims, end = self._the_claims(), time.monotonic() + seconds
+        if seconds and claims.of_this_thread():
+            raise RuntimeError(
+                "this thread holds a claim and must not wait for another one, because two threads could wait for each "
+                "other; end its claim first, or pass wait=0"
+            )
+        while True:
+            if (found := self.find(key, namespace=namespace)) is not None:
+                return found
+            if (taken := claims.take(packed)) is not None:
+                claim = Claim(key, taken)
+                if (found := self.find(key, namespace=namespace)) is None:  # it may have come since the last look
+                    return claim
+                claim.end()
+                return found
+            if (left := end - time.monotonic()) <= 0:
+                return None
+            time.sleep(min(_AGAIN, left))
+
+    def claimed(self, key: str, *, namespace: str | None = None) -> bool:
+        """Return whether a living process, or a thread of this one, has the right to make the object of `key`."""
+        return self._the_claims().claimed(packed_key(key, namespace))

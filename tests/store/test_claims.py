@@ -1,0 +1,186 @@
+"""The right to make an object: one process or thread has it, and it ends with its holder, however that ends."""
+
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import pytest
+
+from shmstore import Claim, LeasedRef, ObjectStoreReader, ObjectStoreWriter, PinnedRef, StoreHandle
+from tests.support import Stores
+
+Process = ObjectStoreReader | ObjectStoreWriter
+
+
+@pytest.fixture
+def writer(stores: Stores) -> ObjectStoreWriter:
+    return stores.create(n_readers=2)
+
+
+@pytest.fixture
+def reader(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreReader:
+    return stores.attach(writer, 0)
+
+
+def claim(by: Process, key: str = "a") -> Claim:
+    """Claim what is neither stored nor claimed."""
+    got = by.find_or_claim(key)
+    assert isinstance(got, Claim)
+    return got
+
+
+def test_one_of_several_has_the_right_until_it_ends(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    with claim(reader) as first:
+        assert first.exclusive
+        assert [None, None] == [by.find_or_claim("a") for by in (reader, writer)]
+        assert reader.claimed("a")
+        assert writer.claimed("a")
+        assert not writer.claimed("b")
+        other = claim(writer, "b")
+        assert isinstance(writer.find_or_claim("a", namespace="another"), Claim)
+    first.end()
+    assert not reader.claimed("a")
+    claim(writer).end()
+    del other
+    gc.collect()
+    assert not reader.claimed("b")
+    with pytest.raises(TypeError):
+        pickle.dumps(first)
+
+
+def test_what_was_stored_meanwhile_is_found(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    made = claim(writer)
+    writer.put("a", b"1")
+    assert isinstance(writer.find_or_claim("a"), LeasedRef)  # also while the claim is there
+    made.end()
+    found = reader.find_or_claim("a")
+    assert isinstance(found, PinnedRef)
+    assert b"1" == reader.get(found.ref)
+    assert not reader.claimed("a")
+
+
+def test_after_a_grant_it_looks_again(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, looks = reader.find, list[PinnedRef | None]()
+
+    def stored_behind_the_first_look(key: str, *, namespace: str | None = None) -> PinnedRef | None:
+        found = look(key, namespace=namespace)
+        if not looks:
+            writer.put(key, b"1")
+        looks.append(found)
+        return found
+
+    monkeypatch.setattr(reader, "find", stored_behind_the_first_look)
+    assert isinstance(reader.find_or_claim("a"), PinnedRef)
+    assert [None] == looks[:1]
+    assert not reader.claimed("a")
+
+
+def _claim_and_wait(handle: StoreHandle, answers: Connection) -> None:
+    reader = ObjectStoreReader.attach(handle, 1, finds_only=True)
+    mine = claim(reader)
+    answers.send(True)
+    signal.pause()
+    mine.end()
+
+
+def test_a_claim_ends_with_a_process_that_is_killed_and_who_waits_takes_it(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader
+) -> None:
+    ours, theirs = get_context("spawn").Pipe()
+    child = get_context("spawn").Process(target=_claim_and_wait, args=(writer.handle, theirs))
+    child.start()
+    assert ours.recv()
+    assert reader.find_or_claim("a", wait=0.05) is None
+    got: list[object] = []
+    waiter = threading.Thread(target=lambda: got.append(reader.find_or_claim("a", wait=60)))
+    waiter.start()
+    child.kill()
+    child.join()
+    waiter.join()
+    assert isinstance(got[0], Claim)
+
+
+def test_a_wait_ends_with_what_is_stored(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    made = claim(writer)
+    got: list[object] = []
+    waiter = threading.Thread(target=lambda: got.append(reader.find_or_claim("a", wait=60)))
+    waiter.start()
+    writer.put("a", b"1")
+    waiter.join()
+    assert isinstance(got[0], PinnedRef)
+    made.end()
+
+
+def test_a_thread_that_holds_a_claim_must_not_wait(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    with claim(reader, "b"), claim(writer):
+        with pytest.raises(RuntimeError, match="wait=0"):
+            reader.find_or_claim("a", wait=1)
+        assert reader.find_or_claim("a") is None
+    claim(reader)
+
+
+def test_a_forked_child_keeps_no_claim(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    mine = claim(reader)
+    pid = os.fork()
+    if not pid:
+        mine.end()
+        signal.pause()
+        os._exit(0)
+    try:
+        assert writer.claimed("a")  # the child has ended none of its parent's
+        mine.end()
+        assert not writer.claimed("a")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_beyond_256_a_claim_excludes_nobody(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    many = [claim(reader, f"k{n}") for n in range(257)]
+    assert [True] * 256 + [False] == [one.exclusive for one in many]
+    assert isinstance(writer.find_or_claim("k256"), Claim)
+    assert reader.find_or_claim("k0") is None
+    many.clear()
+    gc.collect()
+    assert claim(reader, "k256").exclusive
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_in_a_store_that_was_removed_a_claim_excludes_nobody(
+    stores: Stores, writer: ObjectStoreWriter, reader: ObjectStoreReader, another: bool
+) -> None:
+    writer.close(unlink=True)
+    if another:
+        claim(stores.create(name=writer.name))
+    with claim(reader) as first:
+        assert not first.exclusive
+        claim(reader).end()
+
+
+def test_makers_in_many_threads_make_each_object_once(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    made: list[str] = []
+
+    def make_all() -> None:
+        for n in range(50):
+            key = f"k{n}"
+            got = writer.find_or_claim(key, wait=60)
+            assert got is not None
+            if isinstance(got, Claim):
+                with got:
+                    made.append(key)
+                    time.sleep(0)
+                    writer.put(key, b"1")
+
+    threads = [threading.Thread(target=make_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == sorted({f"k{n}" for n in range(50)})
