@@ -30,7 +30,8 @@ def _hash_and_size(request: Any, i: int) -> tuple[str, int]:
     item = _item(request, i)
     size = item.mm_position.get_num_embeds
     size = size() if callable(size) else size
-    check_range(0, **{f"embeddings of item {i}": size})
+    if type(size) is not int or size < 0:  # nearly never, and the check takes as long as all the rest
+        check_range(0, **{f"embeddings of item {i}": size})
     return item.identifier, size
 
 
@@ -320,7 +321,8 @@ class RequestEncoderCacheManager(_Manager):
     def _size(self, request: Any, i: int) -> int:
         _item(request, i)
         size: int = request.get_num_encoder_tokens(i)
-        check_range(0, **{f"encoder tokens of item {i}": size})
+        if type(size) is not int or size < 0:
+            check_range(0, **{f"encoder tokens of item {i}": size})
         return size
 
     def _on_free(self, request: Any, i: int) -> _Changes:
