@@ -1,4 +1,4 @@
-"""Blocks in Python: packed ids, and objects that are made only for who asks for them."""
+"""Blocks in Python: packed ids, and an object for each block when a caller asks for it."""
 
 from __future__ import annotations
 
@@ -85,10 +85,11 @@ class KVCacheBlocks:
 
     @property
     def blocks(self) -> tuple[list[KVCacheBlock], ...]:
-        """The blocks of each group, made anew at each access; their ids alone are `get_block_ids`."""
-        return tuple(blocks_of(self.pool, ids) for ids in self._split())  # type: ignore[arg-type]
+        """The blocks of each group; each access makes new objects. `get_block_ids` returns the ids without them."""
+        return tuple(blocks_of(self.pool, ids) for ids in self.split())  # type: ignore[arg-type]
 
-    def _split(self) -> list[bytes]:
+    def split(self) -> list[bytes]:
+        """Return the packed ids of each group."""
         if len(self.counts) == 1:
             return [self.packed_ids]
         ends = list(accumulate(self.counts, initial=0))
@@ -102,7 +103,7 @@ class KVCacheBlocks:
         """Return the ids of each group; with `allow_none`, return None if there are no blocks."""
         if allow_none and not self.packed_ids:
             return None
-        return tuple(unpack_ids(ids) for ids in self._split())
+        return tuple(unpack_ids(ids) for ids in self.split())
 
     def get_unhashed_block_ids(self) -> list[int]:
         """Return the ids of blocks that have no key now, without null blocks; ValueError with several groups."""
@@ -129,7 +130,7 @@ class KVCacheBlocks:
             return self
         if not self.packed_ids:
             return other
-        ids = b"".join(part for pair in zip(self._split(), other._split(), strict=True) for part in pair)
+        ids = b"".join(part for pair in zip(self.split(), other.split(), strict=True) for part in pair)
         return KVCacheBlocks.from_ids(
             self.pool, ids, tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         )

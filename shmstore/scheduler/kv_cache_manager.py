@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import lcm
 from typing import Any
 
+from shmstore.bindings.blockpool import unpack_ids
 from shmstore.bindings.kvcache import KINDS, Tables
 from shmstore.errors import shown
 from shmstore.scheduler.block_hashes import BlockHashes
@@ -505,13 +506,13 @@ class KVCacheManager:
                 f"num_computed_tokens must be a multiple of the block sizes {self._sizes}, and no more than the blocks "
                 f"hold, not {num_computed_tokens}"
             )
-        groups = [group[:n] for group, n in zip(blocks.blocks, counts, strict=True)]
-        if counts != list(blocks.counts) and any(block.is_null for group in groups for block in group):
+        groups = [ids[: 4 * n] for ids, n in zip(blocks.split(), counts, strict=True)]
+        if counts != list(blocks.counts) and any(0 in unpack_ids(ids) for ids in groups):
             raise ValueError(
                 f"the first {num_computed_tokens} tokens need blocks that this look-up left out as passed by a window: "
                 "look up a request of these tokens and one more"
             )
-        return self.create_kv_cache_blocks(groups)
+        return self._own(KVCacheBlocks.from_ids(blocks.pool, b"".join(groups), tuple(counts)))
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """Return for each group how many leading blocks this request shares with all requests that have blocks."""
@@ -524,12 +525,14 @@ class KVCacheManager:
         """
         if len(blocks) != self.num_groups:
             raise ValueError(f"{len(blocks)} sequences of blocks for {self.num_groups} groups")
-        made = KVCacheBlocks(blocks)
-        if not made.packed_ids:
+        return self._own(KVCacheBlocks(blocks))
+
+    def _own(self, blocks: KVCacheBlocks) -> KVCacheBlocks:
+        if not blocks.packed_ids:
             return self.empty_kv_cache_blocks
-        if made.pool is not self.block_pool:
+        if blocks.pool is not self.block_pool:
             raise ValueError("the blocks belong to another manager")
-        return made
+        return blocks
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant of the tables or the pool."""
