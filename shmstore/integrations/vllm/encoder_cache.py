@@ -47,7 +47,7 @@ class EncoderManager:
         return getattr(self._ours, name)
 
     def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
-        """Reserve room for item i. The first item of a request gives back what the last one has not allocated."""
+        """Reserve room for item i. With its first item a request frees what the one before has reserved in vain."""
         if self._asked is not None and not num_embeds_to_schedule:
             self._ours.unreserve(self._asked)
         self._asked = request
