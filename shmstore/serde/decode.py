@@ -6,7 +6,6 @@ plan checks only that the payload is long enough.
 """
 
 import math
-import struct
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -28,17 +27,13 @@ from shmstore.serde.wire import (
     ARRAY,
     ATOMS,
     INT,
-    INTS,
     MAX_DEPTH,
     MAX_NBYTES,
-    MAX_RUNS,
     MAX_SAME_HASH,
     OBJECT,
     PICKLE,
-    RUN,
     TENSOR,
     TUPLE,
-    are_numbers,
     crowded,
     parse,
 )
@@ -67,24 +62,20 @@ class _Mark:
     """The decoded form of an ext value of the format; see shmstore.serde.wire."""
 
 
-_TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT, _RUN, _INTS = (_Mark() for _ in range(7))
+_TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT = (_Mark() for _ in range(5))
 
 
-def _marks(marks: dict[int, _Mark]) -> Callable[[int, bytes], _Mark]:
-    def ext_hook(code: int, data: bytes) -> _Mark:
-        mark = marks.get(code)
-        if mark is None:
-            other = "; PickleSerde wrote this object" if code == PICKLE else ""
-            raise CorruptStoreError(f"the meta bytes hold an unknown ext code {code}{other}")
-        if data:
-            raise CorruptStoreError("the meta bytes hold a mark with data")
-        return mark
-
-    return ext_hook
+_MARKS = {TUPLE.code: _TUPLE, INT.code: _INT, TENSOR.code: _TENSOR, ARRAY.code: _ARRAY, OBJECT.code: _OBJECT}
 
 
-_MARKS = _marks({TUPLE.code: _TUPLE, INT.code: _INT, TENSOR.code: _TENSOR, ARRAY.code: _ARRAY, OBJECT.code: _OBJECT})
-_PLAIN_MARKS = _marks({TUPLE.code: _TUPLE, RUN.code: _RUN, INTS.code: _INTS})
+def _ext_hook(code: int, data: bytes) -> _Mark:
+    mark = _MARKS.get(code)
+    if mark is None:
+        other = "; PickleSerde wrote this object" if code == PICKLE else ""
+        raise CorruptStoreError(f"the meta bytes hold an unknown ext code {code}{other}")
+    if data:
+        raise CorruptStoreError("the meta bytes hold a mark with data")
+    return mark
 
 
 class _Constant:
@@ -99,39 +90,8 @@ class _Constant:
 def make_plan(meta: bytes, mode: Mode) -> Plan:
     """Return the plan of `meta`. Raises CorruptStoreError, and no other error, if the bytes describe no value."""
     compiler = _Compiler(mode)
-    build = _as_build(compiler.node(parse(meta, _MARKS), 0))
+    build = _as_build(compiler.node(parse(meta, _ext_hook), 0))
     return Plan(compiler.needed, build)
-
-
-def parse_plain(packed: bytes) -> Any:
-    """Return bytes without leaves as a tree for `plain`. Raises CorruptStoreError, and no other error."""
-    return parse(packed, _PLAIN_MARKS)
-
-
-def plain(node: Any, left: int, runs: list[int]) -> Any:
-    """Return the value of a part of such a tree: scalars, lists, tuples and dicts, at most `left` of them nested.
-
-    Adds the items of runs to `runs`, which has one number. Raises CorruptStoreError, and no other error, if the tree is
-    deeper, is not such a value, or has runs of more than `MAX_RUNS` items.
-    """
-    kind = type(node)
-    if kind in ATOMS:
-        return node
-    if left <= 0 or kind not in _CONTAINERS:
-        raise _misplaced(kind)
-    left -= 1
-    if kind is list:
-        items = [plain(item, left, runs) for _, item in node]
-        return dict(zip(_keys(node, left), items, strict=True))
-    mark = node[0] if node else None
-    if mark is _RUN:
-        return _run(node, runs)
-    if mark is _INTS:
-        return _ints(node)
-    if type(mark) is int and are_numbers(node):
-        return list(node)
-    items = [item if type(item) in ATOMS else plain(item, left, runs) for item in node[mark is _TUPLE :]]
-    return tuple(items) if mark is _TUPLE else items
 
 
 def _as_build(part: "_Constant | Build") -> Build:
@@ -306,22 +266,6 @@ class _Compiler:
         # writable, and a write raises instead of crashing the process.
         count, frombuffer = math.prod(shape), np.frombuffer
         return lambda payload: frombuffer(memoryview(payload).toreadonly(), dtype, count, offset).reshape(shape)
-
-
-def _run(node: tuple[Any, ...], runs: list[int]) -> list[int]:
-    if len(node) != 3 or type(node[1]) is not int or type(node[2]) is not int:
-        raise CorruptStoreError("the meta bytes hold a malformed run")
-    _, number, times = node
-    runs[0] += max(times, 0)
-    if runs[0] > MAX_RUNS:
-        raise CorruptStoreError(f"the meta bytes hold runs of more than {MAX_RUNS} items")
-    return [number] * times
-
-
-def _ints(node: tuple[Any, ...]) -> list[int]:
-    if len(node) != 2 or type(node[1]) is not bytes or len(node[1]) % 4:
-        raise CorruptStoreError("the meta bytes hold malformed ints")
-    return list(struct.unpack(f"<{len(node[1]) // 4}i", node[1]))
 
 
 def _misplaced(kind: type) -> CorruptStoreError:

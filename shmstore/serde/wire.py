@@ -9,8 +9,6 @@ which no plain value produces::
     tensor       [TENSOR, dtype, offset, dim...]     dtype: its name in torch
     array        [ARRAY, dtype, offset, dim...]      dtype: see shmstore.serde.dtypes
     registered   [OBJECT, name, tree]
-    run          [RUN, int, times]                   a list that repeats one int; in prompt updates only
-    ints         [INTS, bytes]                       a list of ints of 32 bits, little-endian; there, too
 
 A tensor of shape (2, 3) and dtype float32, stored alone, has 15 bytes of meta::
 
@@ -41,9 +39,6 @@ OBJECT = msgpack.ExtType(5, b"")
 PICKLE = 6
 """The ext code of the meta of `PickleSerde`, so that neither serializer reads the bytes of the other."""
 
-RUN = msgpack.ExtType(7, b"")
-INTS = msgpack.ExtType(8, b"")
-
 MAX_DEPTH = 100
 """Limit of the nesting of containers; it is well below the limits of msgpack's parser and of Python's stack."""
 MAX_NBYTES = 2**62
@@ -51,8 +46,6 @@ MAX_NBYTES = 2**62
 
 ATOMS: frozenset[Any] = frozenset((str, bytes, int, float, bool, type(None)))
 """The scalar types; dict keys are scalars or tuples of them."""
-MAX_RUNS = 1 << 20
-"""Limit of the items of all runs of one value, whose bytes do not bound them."""
 MAX_SAME_HASH = 64
 """Limit of the keys of one dict that have the same hash."""
 
@@ -76,15 +69,6 @@ def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error) or type(error).__name__}") from error
-
-
-def are_numbers(items: Collection[Any]) -> bool:
-    """Return whether all items are numbers, in a quarter of the time of a look at each type."""
-    try:
-        sum(items)
-    except TypeError:
-        return False
-    return True
 
 
 def crowded(keys: Collection[Any]) -> bool:

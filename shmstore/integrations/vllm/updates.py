@@ -36,7 +36,7 @@ def encode_updates(given: Any) -> bytes | None:
             mask = None if is_embed is None else bytes(is_embed(full).bool().tolist())
         except Exception:  # a function that wants more than the tokens
             return None
-        rows.append([update.modality, update.item_idx, update.mode.value, update.target, shortened(full), mask])
+        rows.append([update.modality, update.item_idx, update.mode.value, update.target, mask, *shortened(full)])
     return pack(rows)
 
 
@@ -46,7 +46,7 @@ def decode_updates(packed: bytes) -> list[Any]:
         _Update(
             kind, item_idx, _MODES(mode), target, PromptUpdateDetails(full, None if mask is None else _answer(mask))
         )
-        for kind, item_idx, mode, target, full, mask in unpack(packed)
+        for kind, item_idx, mode, target, mask, full in unpack(packed)
     ]
 
 

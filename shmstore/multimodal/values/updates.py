@@ -1,124 +1,88 @@
-"""Prompt updates as bytes, so that the store can keep them with their item."""
+"""Prompt updates as bytes, so that the store can keep them with their item.
+
+They are rows of plain data in the format of the store's serializer. The last two columns are the content: a form and a
+value. Form 0 is the value itself, form -1 ints of 32 bits in one piece, and form n a list that repeats one int n times.
+"""
 
 from __future__ import annotations
 
-import struct
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
-import msgpack
-
-from shmstore.errors import CorruptStoreError, UnsupportedValueError
+from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError
 from shmstore.multimodal.values.items import ResolvedPromptUpdate
-from shmstore.serde.decode import parse_plain, plain
-from shmstore.serde.wire import ATOMS, INTS, MAX_RUNS, MAX_SAME_HASH, RUN, TUPLE, are_numbers, crowded
+from shmstore.serde.decode import make_plan
+from shmstore.serde.encode import encode_tree
+from shmstore.serde.wire import ATOMS
 
-_MAX_DEPTH = 16
-_CONTAINERS = frozenset((list, tuple, dict))
+_INTS = -1
 _FEW = 32
 """A list of fewer ints takes no less time as one piece."""
+_MAX_REPEATED = 1 << 20
+"""Limit of the items of all lists that repeat one int, because no bytes bound them."""
 
 
 def encode_updates(updates: Sequence[ResolvedPromptUpdate]) -> bytes | None:
     """Return the updates as bytes, or None if they hold anything but text, numbers, lists, tuples and dicts."""
-    rows, parts = [], []
+    rows = []
     for update in updates:
         if type(update) is not ResolvedPromptUpdate:
             return None
-        target, content = update.target, shortened(update.content)
-        rows.append([update.modality, update.item_idx, update.mode, target, content])
-        if type(target) in _CONTAINERS:
-            parts.append(target)
-        if type(content) in _CONTAINERS:
-            parts.append(content)
-    return _packed(rows, parts, _MAX_DEPTH - 2)
+        rows.append([update.modality, update.item_idx, update.mode, update.target, *shortened(update.content)])
+    return pack(rows)
 
 
 def decode_updates(packed: bytes) -> list[ResolvedPromptUpdate]:
     """Return what `encode_updates` has encoded; TypeError or ValueError for other bytes."""
-    updates, runs = [], [0]
-    for modality, item_idx, mode, target, content in parse_plain(packed):
-        if type(modality) not in ATOMS or type(item_idx) not in ATOMS:
-            raise CorruptStoreError("prompt updates have a modality or an index that is not a scalar")
-        if type(target) not in ATOMS:
-            target = plain(target, _MAX_DEPTH - 2, runs)
-        if type(content) not in ATOMS:
-            content = plain(content, _MAX_DEPTH - 2, runs)
-        updates.append(ResolvedPromptUpdate(modality, item_idx, mode, target, content))
-    return updates
+    rows = unpack(packed)
+    if not all(ATOMS.issuperset(map(type, row[:2])) for row in rows):
+        raise CorruptStoreError("prompt updates have a modality or an index that is not a scalar")
+    return [ResolvedPromptUpdate(*row) for row in rows]
 
 
-def pack(value: Any) -> bytes | None:
-    """Return plain data as bytes, or None if there is anything else in it.
-
-    Raises UnsupportedValueError for plain data that `unpack` would refuse.
-    """
-    return _packed(value, [value] if type(value) in _CONTAINERS else [], _MAX_DEPTH)
-
-
-def unpack(packed: bytes) -> Any:
-    """Return what `pack` has packed; CorruptStoreError for other bytes."""
-    return plain(parse_plain(packed), _MAX_DEPTH, [0])
-
-
-def _packed(value: Any, parts: list[Any], depth: int) -> bytes | None:
-    """Return a value as bytes; `parts` are what may be nested in it, each so deep."""
-    try:
-        packed: bytes = msgpack.packb(value, strict_types=True, default=_marked)
-    except (TypeError, ValueError, OverflowError):
+def pack(rows: list[list[Any]]) -> bytes | None:
+    """Return rows that end with what `shortened` has returned as bytes, or None if they are not plain data."""
+    if sum([row[-2] for row in rows]) > _MAX_REPEATED:
         return None
-    if parts and sum([_check(part, depth) for part in parts]) > MAX_RUNS:
-        raise _refusal(f"their lists that repeat one number have more than {MAX_RUNS} items")
-    return packed
+    try:
+        encoded = encode_tree(rows)
+    except (NestingError, UnsupportedValueError):
+        return None
+    return None if encoded.nbytes else encoded.meta
 
 
-def shortened(value: Any) -> Any:
-    """Return a list of ints as a short value for `pack`, and any other value as it is.
+def unpack(packed: bytes) -> list[list[Any]]:
+    """Return rows with their content as it was; TypeError or ValueError for bytes that `pack` has not packed."""
+    needed, build = make_plan(packed, "view")
+    rows = [] if needed else [(row, form, value) for *row, form, value in build(b"")]
+    if needed or sum([max(form, 0) for _, form, _ in rows]) > _MAX_REPEATED:
+        raise CorruptStoreError(f"prompt updates hold a tensor, or more than {_MAX_REPEATED} items that repeat")
+    return [[*row, _lengthened(form, value)] for row, form, value in rows]
+
+
+def shortened(value: Any) -> tuple[int, Any]:
+    """Return the form and the value of a content for `pack`.
 
     Most contents repeat one placeholder token, and to pack it once takes a tenth of the time. Other tokens are packed
-    and read together, in the time that msgpack would need without a check of each.
+    and read together, without a look at each.
     """
     if type(value) is not list or not value or type(value[0]) is not int:
-        return value
+        return 0, value
     if value[0] == value[-1] and value.count(value[0]) == len(value):
-        return [RUN, value[0], len(value)]
+        return len(value), value[0]
     if len(value) < _FEW:
-        return value
+        return 0, value
     try:
-        packed = struct.pack(f"<{len(value)}i", *value)
-    except struct.error:  # not ints of 32 bits
-        return value
+        packed = array("i", value).tobytes()
+    except (OverflowError, TypeError):  # not ints of 32 bits
+        return 0, value
     if (b"\1\0\0\0" in packed or b"\0\0\0\0" in packed) and bool in set(map(type, value)):
-        return value  # a look at each type takes longer than to pack them, and few lists have a 0 or a 1
-    return [INTS, packed]
+        return 0, value  # a look at each type takes longer than to pack them, and few lists have a 0 or a 1
+    return _INTS, packed
 
 
-def _check(value: Any, left: int) -> int:
-    """Return how many items the runs of a container have; refuse it unless at most `left` containers are nested."""
-    if not left:
-        raise _refusal(f"they are nested more than {_MAX_DEPTH} containers deep")
-    runs = 0
-    if type(value) is dict:
-        if crowded(value):
-            raise _refusal(f"a dict has more than {MAX_SAME_HASH} keys of the same hash")
-        runs = sum(_check(key, left - 1) for key in value if type(key) is tuple)
-        value = value.values()
-    elif value and value[0] is RUN:
-        return value[2]  # type: ignore[no-any-return]
-    elif value and type(value[0]) is int and are_numbers(value):
-        return 0
-    for item in value:
-        if type(item) in _CONTAINERS:
-            runs += _check(item, left - 1)
-    return runs
-
-
-def _refusal(why: str) -> UnsupportedValueError:
-    hint = "keep them small and flat: placeholder tokens, their number and where they go"
-    return UnsupportedValueError(f"prompt updates cannot be stored: {why}", path="updates", hint=hint)
-
-
-def _marked(value: Any) -> list[Any]:
-    if type(value) is tuple:
-        return [TUPLE, *value]
-    raise TypeError(f"no code for {type(value).__name__}")
+def _lengthened(form: int, value: Any) -> Any:
+    if form == _INTS:
+        return array("i", value).tolist()
+    return [value] * form if form else value
