@@ -435,33 +435,23 @@ const uint8_t *shms_blockpool_log_take(shms_blockpool *pool, int64_t *n) {
 static int queue_valid(const shms_blockpool *pool) {
     int32_t n = 0, before = 0, id = next_of(pool, 0);
     for (; id; before = id, id = next_of(pool, id)) {
-        if (outside(pool, id) || prev_of(pool, id) != before)
-            return SHMS_KV_BAD_QUEUE;
-        if (pool->blocks[id].ref)
-            return SHMS_KV_BAD_STATE;
-        if (++n > pool->n_blocks)
-            return SHMS_KV_BAD_QUEUE;
+        if (outside(pool, id) || prev_of(pool, id) != before || pool->blocks[id].ref || ++n > pool->n_blocks)
+            return SHMS_KV_ECORRUPT;
     }
-    if (prev_of(pool, 0) != before)
-        return SHMS_KV_BAD_QUEUE;
-    return n == pool->n_free ? 0 : SHMS_KV_BAD_COUNT;
+    return prev_of(pool, 0) == before && n == pool->n_free ? 0 : SHMS_KV_ECORRUPT;
 }
 
 static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_in_rings) {
     const shms_pool_block *first = pool->blocks + pool->slots[s].id;
     int32_t id = pool->slots[s].id, n = 0;
-    if (first->tag != pool->slots[s].tag || !first->first || first->tag != tag_of(first->hash, first->group))
-        return SHMS_KV_BAD_KEY;
-    if (slot_of(pool, first->tag, first->hash, first->width, first->group) != s)
-        return SHMS_KV_BAD_KEY;
+    if (first->tag != pool->slots[s].tag || !first->first || first->tag != tag_of(first->hash, first->group) ||
+        slot_of(pool, first->tag, first->hash, first->width, first->group) != s)
+        return SHMS_KV_ECORRUPT;
     do {
         const shms_pool_block *b = pool->blocks + id;
-        if (!b->width || !has_key(b, first->hash, first->width, first->group) || (n && b->first))
-            return SHMS_KV_BAD_KEY;
-        if (outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id)
-            return SHMS_KV_BAD_KEY;
-        if (++n > pool->n_blocks)
-            return SHMS_KV_BAD_KEY;
+        if (!b->width || !has_key(b, first->hash, first->width, first->group) || (n && b->first) ||
+            outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id || ++n > pool->n_blocks)
+            return SHMS_KV_ECORRUPT;
         id = b->key_next;
     } while (id != pool->slots[s].id);
     *n_in_rings += n;
@@ -469,32 +459,25 @@ static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_in_ring
 }
 
 int shms_blockpool_valid(const shms_blockpool *pool) {
-    int rc = queue_valid(pool);
     int32_t n_keys = 0, in_rings = 0, n_keyed = 0, n_free = 0;
-    if (rc)
-        return rc;
+    if (queue_valid(pool))
+        return SHMS_KV_ECORRUPT;
     for (int32_t id = 1; id < pool->n_blocks; id++) {
         const shms_pool_block *b = pool->blocks + id;
         /* queue_valid has counted n_free blocks with ref 0, so there must be exactly that many here */
         if (b->ref < 0 || (b->ref == 0) == (b->out != 0))
-            return SHMS_KV_BAD_STATE;
+            return SHMS_KV_ECORRUPT;
         n_keyed += b->width != 0;
         n_free += b->ref == 0;
     }
-    if (pool->blocks[0].ref || pool->blocks[0].width)
-        return SHMS_KV_BAD_STATE;
-    if (n_free != pool->n_free)
-        return SHMS_KV_BAD_STATE;
+    if (pool->blocks[0].ref || pool->blocks[0].width || n_free != pool->n_free)
+        return SHMS_KV_ECORRUPT;
     for (uint32_t s = 0; s < pool->n_slots; s++) {
         if (!pool->slots[s].id)
             continue;
-        if (outside(pool, pool->slots[s].id))
-            return SHMS_KV_BAD_KEY;
-        if ((rc = ring_valid(pool, s, &in_rings)))
-            return rc;
+        if (outside(pool, pool->slots[s].id) || ring_valid(pool, s, &in_rings))
+            return SHMS_KV_ECORRUPT;
         n_keys++;
     }
-    if (n_keys != pool->n_keys)
-        return SHMS_KV_BAD_KEYS;
-    return in_rings == n_keyed ? 0 : SHMS_KV_BAD_KEY;
+    return n_keys == pool->n_keys && in_rings == n_keyed ? 0 : SHMS_KV_ECORRUPT;
 }

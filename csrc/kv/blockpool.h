@@ -65,7 +65,7 @@ const uint8_t *shms_blockpool_log_take(shms_blockpool *pool, int64_t *n);
 /* Returns n records of 40 bytes (32 of hash, int32 width, int32 group) and empties the log. The records stay until the
  * next key is dropped. */
 
-int shms_blockpool_valid(const shms_blockpool *pool); /* 0, or the code of the first broken invariant (errors.h) */
+int shms_blockpool_valid(const shms_blockpool *pool); /* 0, or CORRUPT: an invariant is broken */
 /* cdef: end */
 
 #define SHMS_LOG_BYTES 40

@@ -18,14 +18,7 @@ enum {
     SHMS_KV_EMEMORY = -110,   /* the host is out of memory */
     SHMS_KV_ENOLIB = -111,    /* no usable libcrypto on this host */
     SHMS_KV_ESHORT = -112,    /* a table has fewer blocks than are to be cached */
-    SHMS_KV_ECORRUPT = -120,  /* a *_valid() found a broken invariant; the ones below say which */
-    SHMS_KV_BAD_QUEUE = -121,    /* the free queue is not one ring of valid ids */
-    SHMS_KV_BAD_COUNT = -122,    /* the free queue's length is not its counter */
-    SHMS_KV_BAD_STATE = -123,    /* a block is both free and referenced, or neither */
-    SHMS_KV_BAD_KEY = -124, /* a key names a block that does not have it, or a block is not found under its key */
-    SHMS_KV_BAD_KEYS = -125, /* the number of keys is not its counter */
-    SHMS_KV_BAD_TABLE = -126, /* a request's table names a block that is free, or has a null block after a real one */
-    SHMS_KV_BAD_HOLDERS = -127 /* the number of requests that hold blocks of a group is not its counter */
+    SHMS_KV_ECORRUPT = -120   /* a *_valid() found a broken invariant */
 };
 /* cdef: end */
 #endif

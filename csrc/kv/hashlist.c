@@ -58,15 +58,3 @@ int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, 
     list->n += n;
     return 0;
 }
-
-int shms_hashlist_valid(const shms_hashlist *list) {
-    static const uint8_t zeros[SHMS_HASH_BYTES];
-    if (list->n < 0 || list->n > list->cap || list->width < 0 || list->width > SHMS_HASH_BYTES)
-        return SHMS_KV_ECORRUPT;
-    if (list->n && (!list->data || !list->width))
-        return SHMS_KV_ECORRUPT;
-    for (int64_t i = 0; i < list->n; i++)
-        if (memcmp(list->data + i * SHMS_HASH_BYTES + list->width, zeros, (size_t)(SHMS_HASH_BYTES - list->width)))
-            return SHMS_KV_ECORRUPT;
-    return 0;
-}

@@ -27,7 +27,6 @@ void shms_hashlist_free(shms_hashlist *list); /* frees it; NULL is allowed */
 int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, int32_t width);
 /* Appends n hashes, which are `width` bytes apart. WIDTH: not 1 .. 32, or not the list's; MEMORY. Both change
  * nothing. */
-int shms_hashlist_valid(const shms_hashlist *list); /* 0, or CORRUPT */
 /* cdef: end */
 
 int shms_hashlist_reserve(shms_hashlist *list, int64_t more); /* reserves room for `more` hashes; MEMORY */

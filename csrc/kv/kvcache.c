@@ -714,29 +714,28 @@ int shms_kvcache_common(shms_kvcache *kv, shms_kv_request *r) {
 }
 
 int shms_kvcache_valid(const shms_kvcache *kv) {
-    int rc = shms_blockpool_valid(kv->pool);
-    if (rc)
-        return rc;
+    if (shms_blockpool_valid(kv->pool))
+        return SHMS_KV_ECORRUPT;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int32_t holders = 0;
         for (int64_t h = 1; h < kv->n_requests; h++) {
             const shms_kv_table *t = tables_of(kv, h) + g;
             if (!is_live(kv, h)) {
                 if (t->len)
-                    return SHMS_KV_BAD_TABLE;
+                    return SHMS_KV_ECORRUPT;
                 continue;
             }
             if (t->len < 0 || t->len > t->ids.cap || t->cached < 0 || t->cached > t->len || t->nulls < 0 ||
                 t->nulls > t->len)
-                return SHMS_KV_BAD_TABLE;
+                return SHMS_KV_ECORRUPT;
             for (int32_t i = 0; i < t->len; i++)
                 if ((t->ids.at[i] == 0) != (i < t->nulls) ||
                     (t->ids.at[i] && shms_blockpool_ref(kv->pool, t->ids.at[i]) < 1))
-                    return SHMS_KV_BAD_TABLE;
+                    return SHMS_KV_ECORRUPT;
             holders += t->len > 0;
         }
         if (holders != kv->groups[g].n_holders)
-            return SHMS_KV_BAD_HOLDERS;
+            return SHMS_KV_ECORRUPT;
     }
     return 0;
 }

@@ -87,7 +87,7 @@ int64_t shms_kvcache_cached(shms_kvcache *kv, const shms_kv_request *request);
 int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *request); /* answers with the request's tables */
 int shms_kvcache_common(shms_kvcache *kv, shms_kv_request *request);
 /* Answers in `counts` with the leading blocks that all requests share. */
-int shms_kvcache_valid(const shms_kvcache *kv); /* 0, or the code of the first broken invariant, also of the pool */
+int shms_kvcache_valid(const shms_kvcache *kv); /* 0, or CORRUPT: an invariant is broken, or one of the pool */
 /* cdef: end */
 
 /* The memory of it, for kvcache.c and for tests that break it. The top of kvcache.c explains it. */

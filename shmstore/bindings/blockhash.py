@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.hashlist import HASH_BYTES, HashList
-from shmstore.bindings.kv_errors import check, meaning, refusal
+from shmstore.bindings.kv_errors import MEANINGS, check, refusal
 
 
 def sha256_ready() -> bool:
@@ -76,7 +76,7 @@ def sha256_chain(
     n = len(tokens) // block_size
     rc = lib.shms_blockhash_extend(out._c, parent, first, n, block_size, raw, width, extras._c)
     if rc == lib.SHMS_KV_ENOLIB:
-        raise RuntimeError(meaning(rc))
+        raise RuntimeError(MEANINGS[rc])
     check(rc)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.hashlist import HASH_BYTES, HashList, exact_bytes
 from shmstore.bindings.hidden import held
-from shmstore.bindings.kv_errors import FULL, check, check_valid, meaning
+from shmstore.bindings.kv_errors import FULL, MEANINGS, check, check_valid
 
 FREE_ORDERS: Final[dict[str, int]] = {
     "tail": lib.SHMS_BLOCKPOOL_TAIL,
@@ -27,7 +27,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     try:
         return array("i", ids).tobytes()
     except OverflowError as error:
-        raise ValueError(meaning(lib.SHMS_KV_ERANGE)) from error
+        raise ValueError(MEANINGS[lib.SHMS_KV_ERANGE]) from error
 
 
 def unpack_ids(ids: bytes) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.hidden import held
-from shmstore.bindings.kv_errors import check, check_valid, refusal
+from shmstore.bindings.kv_errors import check, refusal
 
 HASH_BYTES: Final = 32
 _PADDED = np.dtype((np.void, HASH_BYTES))
@@ -66,10 +66,6 @@ class HashList:
         if set(map(len, items)) != {width}:
             raise refusal(lib.SHMS_KV_EWIDTH)
         check(lib.shms_hashlist_append(self._c, b"".join(items), len(items), width))
-
-    def check_valid(self) -> None:
-        """Raise RuntimeError at a broken invariant."""
-        check_valid(lib.shms_hashlist_valid(self._c))
 
 
 def split_hashes(raw: bytes, width: int, factor: int = 1) -> list[bytes]:

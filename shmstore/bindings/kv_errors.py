@@ -5,7 +5,7 @@ from typing import Final
 from shmstore.bindings._shmstore import lib
 
 FULL: Final[int] = lib.SHMS_KV_EFULL
-_MEANINGS: Final[dict[int, str]] = {
+MEANINGS: Final[dict[int, str]] = {
     lib.SHMS_KV_EFULL: "fewer blocks are free than were asked for",
     lib.SHMS_KV_ERANGE: "a block id is outside the pool, or names the null block",
     lib.SHMS_KV_EUNUSED: "a block is given back that no request holds",
@@ -18,26 +18,14 @@ _MEANINGS: Final[dict[int, str]] = {
     lib.SHMS_KV_EMEMORY: "the host is out of memory",
     lib.SHMS_KV_ENOLIB: "no usable libcrypto was found",
     lib.SHMS_KV_ESHORT: "the request's table has fewer blocks than are to be cached",
-    lib.SHMS_KV_ECORRUPT: "a list of hashes is longer than its memory",
-    lib.SHMS_KV_BAD_QUEUE: "the free queue is not one ring of valid block ids",
-    lib.SHMS_KV_BAD_COUNT: "the free queue's length differs from its counter",
-    lib.SHMS_KV_BAD_STATE: "a block is both free and referenced, or neither",
-    lib.SHMS_KV_BAD_KEY: "a key names a block that does not have it, or misses one that does",
-    lib.SHMS_KV_BAD_KEYS: "the number of keys differs from its counter",
-    lib.SHMS_KV_BAD_TABLE: "a request's table names a free block, or a null block after a real one",
-    lib.SHMS_KV_BAD_HOLDERS: "the number of requests holding blocks of a group differs from its counter",
+    lib.SHMS_KV_ECORRUPT: "the free queue, the keys or the tables of requests contradict each other",
 }
-
-
-def meaning(code: int) -> str:
-    """Return one line that says what `code` means."""
-    return _MEANINGS[code]
 
 
 def refusal(code: int, wanted: int = 0, there: int = 0) -> Exception:
     """Return the exception for a negative `code`; with `wanted`, it says how many were needed and there."""
     missing = f": {wanted} are needed and {there} there" if wanted else ""
-    return (MemoryError if code == lib.SHMS_KV_EMEMORY else ValueError)(meaning(code) + missing)
+    return (MemoryError if code == lib.SHMS_KV_EMEMORY else ValueError)(MEANINGS[code] + missing)
 
 
 def check(code: int) -> int:
@@ -50,4 +38,4 @@ def check(code: int) -> int:
 def check_valid(code: int) -> None:
     """Raise RuntimeError if a ``*_valid`` function has found a broken invariant."""
     if code:
-        raise RuntimeError(meaning(code))
+        raise RuntimeError(MEANINGS[code])

@@ -73,7 +73,7 @@ static void both_ways_hash_the_same_messages(int32_t tagged) {
         const uint8_t *before = i ? pieces->data + 32 * (i - 1) : seed;
         CHECK(shms_blockhash_extend(pieces, before, i, 1, SIZE, tokens + SIZE * i, 8, &one) == 0);
     }
-    CHECK(!memcmp(pieces->data, list->data, 32 * N) && shms_hashlist_valid(pieces) == 0);
+    CHECK(!memcmp(pieces->data, list->data, 32 * N));
     CHECK(shms_blockhash_extend(list, seed, 0, 1, SIZE, tokens, 3, &x) == SHMS_KV_EARGUMENT && list->n == N);
     CHECK(shms_blockhash_extend(list, seed, -1, 1, SIZE, tokens, 8, &x) == SHMS_KV_EARGUMENT);
     shms_hashlist_free(list);

@@ -11,10 +11,8 @@ TEST(a_list_returns_what_was_appended) {
     for (int i = 0; i < 100 * 16; i++)
         hashes[i] = (uint8_t)(i * 7 + 1);
     CHECK(list->width == 0 && list->n == 0);
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100; i++)
         CHECK(shms_hashlist_append(list, hashes + 16 * i, 1, 16) == 0);
-        CHECK(shms_hashlist_valid(list) == 0);
-    }
     CHECK(list->n == 100 && list->width == 16);
     for (int i = 0; i < 100; i++) {
         CHECK(!memcmp(list->data + 32 * i, hashes + 16 * i, 16));
@@ -31,12 +29,6 @@ TEST(a_list_returns_what_was_appended) {
     CHECK(shms_hashlist_append(other, wide, 1, 32) == 0);
     CHECK(shms_hashlist_append(other, other->data, 1, 32) == 0 && other->n == 2);
     CHECK(!memcmp(other->data, other->data + 32, 32));
-    CHECK(shms_hashlist_valid(list) == 0);
-    list->data[31] = 1;
-    CHECK(shms_hashlist_valid(list) == SHMS_KV_ECORRUPT);
-    list->data[31] = 0;
-    list->n = list->cap + 1;
-    CHECK(shms_hashlist_valid(list) == SHMS_KV_ECORRUPT);
     shms_hashlist_free(list);
     shms_hashlist_free(other);
     shms_hashlist_free(NULL);

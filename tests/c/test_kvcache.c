@@ -59,12 +59,12 @@ TEST(refusals_change_nothing) {
     CHECK(shms_blockpool_n_keys(pool) == 3 && r->stored[0] == 0 && r->stored[1] == 3);
     CHECK(shms_kvcache_valid(kv) == 0);
     kv->groups[0].n_holders = 2;
-    CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_HOLDERS);
+    CHECK(shms_kvcache_valid(kv) == SHMS_KV_ECORRUPT);
     kv->groups[0].n_holders = 1;
     kv->tables[r->table].ids.at[1] = 0;
-    CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_TABLE);
+    CHECK(shms_kvcache_valid(kv) == SHMS_KV_ECORRUPT);
     kv->tables[r->table].ids.at[1] = 4;
-    CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_TABLE);
+    CHECK(shms_kvcache_valid(kv) == SHMS_KV_ECORRUPT);
     shms_hashlist_free(none);
     shms_hashlist_free(hashes);
     shms_kvcache_free(kv);
