@@ -67,13 +67,6 @@ int shms_blockhash_ready(void) {
     return sha_found;
 }
 
-int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n) {
-    if (shms_blockhash_ready())
-        return SHMS_KV_ENOLIB;
-    sha_digest(out, bytes, (size_t)n);
-    return 0;
-}
-
 /* Always writes 9 bytes, for which `bound` has room; the bytes that follow overwrite those beyond the head. */
 static inline uint8_t *put_head(uint8_t *p, uint8_t major, uint64_t v) {
     if (v < 24) {

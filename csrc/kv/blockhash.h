@@ -46,7 +46,6 @@ typedef struct shms_blockhash_extras {
 } shms_blockhash_extras;
 
 int shms_blockhash_ready(void);                /* 0: libcrypto was found and works; NOLIB */
-int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n); /* 32 bytes into out; NOLIB */
 int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks,
                           int32_t block_size, const void *tokens, int32_t token_bytes,
                           const shms_blockhash_extras *extras);
