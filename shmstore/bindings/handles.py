@@ -2,8 +2,9 @@
 
 import operator
 import os
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
@@ -11,7 +12,14 @@ from shmstore.bindings._shmstore import ffi, lib
 # A destructor in C that does nothing; a partial of it keeps its argument alive until it runs.
 keep = operator.is_
 
-_ERRORS: dict[int, type[Exception]] = {
+_ERRORS: dict[int, Callable[[], Exception]] = {
+    lib.SHMS_ESYS: lambda: OSError(ffi.errno, os.strerror(ffi.errno)),
+    lib.SHMS_EINVAL: partial(ValueError, "an argument is out of range"),
+    lib.SHMS_ENOMEM: partial(MemoryError, "this process has no memory left"),
+    lib.SHMS_EFULL: partial(errors.StoreFullError, resource="bytes"),
+    lib.SHMS_ENOSLOT: partial(errors.StoreFullError, resource="slots"),
+    lib.SHMS_ENOLEASE: partial(errors.StoreFullError, resource="leases"),
+    lib.SHMS_EQUOTA: partial(errors.StoreFullError, resource="quota"),
     lib.SHMS_ETOOLARGE: errors.ObjectTooLargeError,
     lib.SHMS_EEXISTS: errors.ObjectExistsError,
     lib.SHMS_ENOTFOUND: errors.ObjectNotFoundError,
@@ -21,65 +29,48 @@ _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_EWRITERACTIVE: errors.WriterActiveError,
     lib.SHMS_ERANKINUSE: errors.RankInUseError,
     lib.SHMS_ELAYOUT: errors.LayoutMismatchError,
+    lib.SHMS_EOPTIONS: errors.LayoutMismatchError,  # `refusals.other_options` says which
     lib.SHMS_ECLOSED: errors.StoreClosedError,
     lib.SHMS_EFOREIGN: errors.ForeignStoreError,
     lib.SHMS_ESPARSE: errors.SparseStoreError,
     lib.SHMS_EBUSY: errors.ObjectBusyError,
-}
-
-_FULL: dict[int, Literal["bytes", "slots", "leases", "quota"]] = {
-    lib.SHMS_EFULL: "bytes",
-    lib.SHMS_ENOSLOT: "slots",
-    lib.SHMS_ENOLEASE: "leases",
-    lib.SHMS_EQUOTA: "quota",
+    lib.SHMS_EFORKED: partial(
+        errors.StoreClosedError,
+        "this object was inherited through fork and belongs to the parent process",
+        hint="attach in the child, after the fork",
+    ),
+    lib.SHMS_EOTHERSTORE: partial(
+        errors.StoreNotFoundError,
+        "its name is now another store's",
+        hint="this handle's store is gone; attach with the new writer's handle",
+    ),
+    lib.SHMS_ERANKS: partial(
+        errors.LayoutMismatchError,
+        "it does not have as many ranks as its handle says",
+        hint="use the handle that its writer made",
+    ),
+    lib.SHMS_ECORRUPT: partial(
+        errors.CorruptStoreError,
+        "the store's tables contradict each other",
+        hint="`shmstore verify NAME` names contradictions; remove the store with `shmstore gc --yes --force NAME`",
+    ),
+    lib.SHMS_ECREATING: partial(
+        errors.StoreNotFoundError,
+        "its creation is not over",
+        hint="attach when the writer has sent its handle, or try again",
+    ),
 }
 
 
 def fail(code: int) -> NoReturn:
     """Raise the error of a negative C code; for SHMS_ESYS the OSError of errno."""
-    raise _with_code(_error(code), code)  # a local variable would make a cycle through the traceback
+    raise _with_code(_ERRORS.get(code, errors.ShmStoreError)(), code)  # a local variable would be in a cycle
 
 
 def _with_code(error: Exception, code: int) -> Exception:
     if isinstance(error, errors.ShmStoreError):
         error._code = code
     return error
-
-
-def _error(code: int) -> Exception:
-    if code == lib.SHMS_ESYS:
-        return OSError(ffi.errno, os.strerror(ffi.errno))
-    if code == lib.SHMS_EFORKED:
-        return errors.StoreClosedError(
-            "this object was inherited through fork and belongs to the parent process",
-            hint="attach in the child, after the fork",
-        )
-    if code == lib.SHMS_EOTHERSTORE:
-        return errors.StoreNotFoundError(
-            "its name is now another store's", hint="this handle's store is gone; attach with the new writer's handle"
-        )
-    if code == lib.SHMS_ERANKS:
-        return errors.LayoutMismatchError(
-            "it does not have as many ranks as its handle says", hint="use the handle that its writer made"
-        )
-    if code == lib.SHMS_ECORRUPT:
-        return errors.CorruptStoreError(
-            "the store's tables contradict each other",
-            hint="`shmstore verify NAME` names contradictions; remove the store with `shmstore gc --yes --force NAME`",
-        )
-    if code == lib.SHMS_EOPTIONS:
-        return errors.LayoutMismatchError("it was created with other options", hint="open it with those options")
-    if code == lib.SHMS_ECREATING:
-        return errors.StoreNotFoundError(
-            "its creation is not over", hint="attach when the writer has sent its handle, or try again"
-        )
-    if code in _FULL:
-        return errors.StoreFullError(resource=_FULL[code])
-    if code == lib.SHMS_EINVAL:
-        return ValueError("an argument is out of range")
-    if code == lib.SHMS_ENOMEM:
-        return MemoryError("this process has no memory left")
-    return _ERRORS.get(code, errors.ShmStoreError)()
 
 
 def require(code: int) -> int:
