@@ -20,10 +20,10 @@ from shmstore.errors import (
 )
 from shmstore.files import classify, no_store
 from shmstore.inspect.records import (
-    Counts,
     LeaseInfo,
     ReaderInfo,
     ReaderState,
+    SeenCounts,
     SlotInfo,
     StoreFacts,
     StoreSnapshot,
@@ -34,7 +34,7 @@ from shmstore.store.stats import KindStats, ReaderCounters, sum_of_tiers, tier_s
 
 _MAX_SHOWN_KEY = 65536
 _Figures: TypeAlias = tuple[int, int, int | None]
-_COUNTS = [field.name for field in fields(Counts)]
+_COUNTS = [field.name for field in fields(SeenCounts)]
 _READER_COUNTS = [field.name for field in fields(ReaderCounters)]
 _SAME = {
     ReaderInfo: ("rank", "group", "pinned_objects", "pinned_bytes", "held_bytes"),

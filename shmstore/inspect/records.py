@@ -4,34 +4,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shmstore.files import SegmentFile
-from shmstore.store.stats import KindStats, ReaderCounters, TierStats, WriterCounters
+from shmstore.store.stats import Counts, KindStats, ReaderCounters, TierStats
 
 ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
 WriterState = Literal["alive", "frozen", "free"]
 
 
 @dataclass(frozen=True, slots=True)
-class Counts(WriterCounters):
-    """What a writer has in its arena and has done since the store was created, or all writers together."""
+class SeenCounts(Counts):
+    """The counts as they are seen from outside."""
 
-    capacity: int
-    """Bytes of the data region."""
-    max_objects: int
-    """Number of slots."""
-    max_leases: int
-    """Number of lease entries."""
-    next_id: int
-    """Id of the next object."""
-    next_lease: int
-    """Number of the next hand-out."""
     hand: int
     """Offset in the data region where the next search for room begins."""
-    used_bytes: int
-    """Bytes of the data region under objects and unfinished puts."""
-    objects: int
-    """Number of objects, including deleted objects that are still held."""
-    open_leases: int
-    """Hand-outs that are not known to be over."""
     moving: bool
     """Whether the writer was faster than the read, so that the counts may be from two moments."""
     tier: TierStats | None
@@ -39,7 +23,7 @@ class Counts(WriterCounters):
 
 
 @dataclass(frozen=True, slots=True)
-class WriterInfo(Counts):
+class WriterInfo(SeenCounts):
     """One writer of a store, and its arena."""
 
     index: int
@@ -53,7 +37,7 @@ class WriterInfo(Counts):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreFacts(Counts):
+class StoreFacts(SeenCounts):
     """The superblock of a store: its size, its writers, and its counts since it was created.
 
     With several writers, sizes and counts are their sums; `next_id` is the largest, and `hand` is that of writer 0.

@@ -137,17 +137,15 @@ class ReaderCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreStats(WriterCounters):
-    """What a store holds, and what its writers have done with it since it was created (also before a `recover`)."""
+class Counts(WriterCounters):
+    """What a writer has in its arena and has done since the store was created, or all writers together."""
 
     capacity: int
     """Bytes of the data region."""
-    max_object_size: int
-    """Bytes that one object may have: key, metadata and tensors together."""
     max_objects: int
     """Slots; each object has one."""
-    n_readers: int
-    """Ranks that a hand-out expects, if it names no group."""
+    max_leases: int
+    """Lease entries; each open hand-out has one."""
     objects: int
     """Objects stored, including deleted ones that are still held."""
     used_bytes: int
@@ -158,8 +156,16 @@ class StoreStats(WriterCounters):
     """Number of the next hand-out."""
     open_leases: int
     """Hand-outs not known to be over. Some may be over, because the writer looks only when it needs room."""
-    max_leases: int
-    """Lease entries; each open hand-out has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats(Counts):
+    """What a store holds, and what its writers have done with it since it was created (also before a `recover`)."""
+
+    max_object_size: int
+    """Bytes that one object may have: key, metadata and tensors together."""
+    n_readers: int
+    """Ranks that a hand-out expects, if it names no group."""
     control_bytes: int
     """Bytes of the segment besides the data region."""
     heap_bytes: int

@@ -43,8 +43,7 @@ from shmstore.cli.commands.tables import (
 )
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
-from shmstore.inspect.records import Counts
-from shmstore.store.stats import MORE_HITS, KindStats
+from shmstore.store.stats import MORE_HITS, Counts, KindStats
 
 _RATES = ("puts", "put_bytes", "hits", "adopted", "misses", "evictions", "refusals", *MORE_HITS.values())
 
