@@ -92,9 +92,9 @@ def _split_events(packed: Any, size: int) -> list[Event]:
     return events
 
 
-def _filled(call: Callable[..., int], *arguments: Any) -> tuple[Any, Any]:
-    """Return the buffer that the call has filled, and its words; the first of them is the size."""
-    room, words = 0, _new(_WORDS)
+def _filled(room: int, call: Callable[..., int], *arguments: Any) -> tuple[Any, Any]:
+    """Return the buffer that the call has filled, and its words; the first of them is the size, `room` a guess."""
+    words = _new(_WORDS)
     while True:
         out = _new(_BYTES, room)
         words[0] = room
@@ -406,7 +406,7 @@ class Writer:
 
     def stored(self, prefix: bytes = b"") -> tuple[list[Event], int]:
         """Return the objects of keys that begin with `prefix` as puts, oldest first, and their position."""
-        packed, words = _filled(lib.shms_writer_stored, self._w, prefix, len(prefix))
+        packed, words = _filled(0, lib.shms_writer_stored, self._w, prefix, len(prefix))
         return _split_events(packed, len(packed)), words[1]
 
     def events(self, position: int) -> tuple[list[Event], int, int]:
@@ -415,14 +415,8 @@ class Writer:
         If the last is above `position`, the events between are lost, and none is returned. ValueError for a position
         above the end.
         """
-        room = _EVENTS_AT_ONCE
-        while True:
-            out, words = _new(_BYTES, room), _new(_WORDS)
-            words[0] = room
-            require(lib.shms_writer_events(self._w, position, out, words))
-            if words[0] <= room:
-                return _split_events(_buffer(out, words[0]), words[0]), words[1], words[2]
-            room = words[0]
+        packed, words = _filled(_EVENTS_AT_ONCE, lib.shms_writer_events, self._w, position)
+        return _split_events(packed, len(packed)), words[1], words[2]
 
     def stats(self) -> dict[str, Any]:
         """Return the fields of shms_stats; `tier` is as in `figures_of`."""
