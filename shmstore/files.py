@@ -34,11 +34,9 @@ class SegmentFile:
     name: str
     """The store's name: the file's, without the directory."""
     state: FileState
-    """What it is."""
     problem: str | None
     """What is wrong with it, in words; None if nothing is."""
     file_bytes: int
-    """The file's size."""
     device: int
     """Number of the file system."""
     inode: int
@@ -46,15 +44,12 @@ class SegmentFile:
     modified_at: float
     """When the file's size was set; the age of a file whose superblock says none."""
     owner_uid: int
-    """The user who owns it."""
     writer_alive: bool
     """Whether a process holds the lock of a writer; True if that cannot be known."""
     writers: int | None
     """How many writers it is for; None if it is not "ok"."""
     writers_alive: int | None
-    """How many of them are alive."""
     ranks_alive: int
-    """Readers attached."""
     ephemeral: bool
     """Whether its name was generated and its processes are dead: the next `create` of its user removes it."""
 

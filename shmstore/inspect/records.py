@@ -27,7 +27,6 @@ class WriterInfo(SeenCounts):
     """One writer of a store, and its arena."""
 
     index: int
-    """Number of the writer."""
     state: WriterState
     """"frozen": the writer is dead, and what is in its arena is still read and adopted; "free": there was no writer."""
     pid: int | None
@@ -46,13 +45,10 @@ class StoreFacts(SeenCounts):
     store_id: int
     """The store's random number, which its references contain."""
     created_at: float
-    """When the store was created."""
     file_size: int
-    """Bytes of the segment's file."""
     control_bytes: int
     """Bytes of the file before the data region."""
     max_object_size: int
-    """Maximum bytes of one object."""
     n_readers: int
     """Number of ranks that a hand-out expects, if it names no group."""
     groups: tuple[int, ...]
@@ -66,7 +62,6 @@ class StoreFacts(SeenCounts):
     recoveries: int
     """Number of times that a new writer has taken the store or an arena over."""
     writers: tuple[WriterInfo, ...]
-    """One record per writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +77,7 @@ class ReaderInfo(ReaderCounters):
     """One rank: its process, and the memory that it holds."""
 
     rank: int
-    """Number of the rank."""
     group: int
-    """Number of its group."""
     state: ReaderState
     """"awaited": no process has attached, and leases wait for it; "retired": it is not alive and was retired.
 
@@ -103,7 +96,6 @@ class ReaderInfo(ReaderCounters):
     pins_left: int
     """Pins that a dead process left, which hold nothing; 0 if the rank is alive."""
     pinned_objects: int
-    """Number of pinned objects."""
     pinned_bytes: int
     """Bytes of the data region under pinned objects."""
     unacknowledged: int
@@ -133,9 +125,7 @@ class SlotInfo:
     key: str | None
     """Key of the object; None if the object is gone or the key cannot be read."""
     namespace: str | None
-    """Namespace of the key; None without one."""
     kind: str | None
-    """Kind of the object; None without one."""
     offset: int
     """Offset of the key in the data region of the arena."""
     length: int
@@ -143,13 +133,11 @@ class SlotInfo:
     span: int
     """Bytes of the data region that the object takes."""
     key_len: int
-    """Bytes of the key."""
     meta_len: int
     """Bytes of the metadata, which follow the key."""
     extra_len: int
     """Bytes behind the payload that only the writer reads, such as the prompt updates of an item."""
     stored_at: float | None
-    """When the object was committed."""
     deleted: bool
     """Whether it was deleted; its space is free once it is no longer held."""
     crc: int | None
@@ -189,13 +177,9 @@ class LeaseInfo:
     number: int
     """Number of the hand-out; a writer never uses a number twice."""
     slot: int
-    """Slot of the object."""
     object_id: int
-    """Id of the object."""
     opened_at: float
-    """When the object was handed out."""
     age_seconds: float
-    """Seconds since then."""
     waiting_for: tuple[int, ...]
     """Ranks that have not read it. Without any, and if it is not held, the lease is over; the writer will see that."""
     held: bool
@@ -215,16 +199,11 @@ class StoreSnapshot:
     """A store at about one moment: each record is consistent, and all are from the same few milliseconds."""
 
     name: str
-    """The store's name."""
     taken_at: float
-    """When the snapshot was taken."""
     facts: StoreFacts
-    """The superblock."""
     readers: tuple[ReaderInfo, ...]
-    """One record per rank."""
     slots: tuple[SlotInfo, ...]
     """The occupied slots, in the order of the arenas and of their addresses."""
     leases: tuple[LeaseInfo, ...]
     """The open leases, oldest first."""
     kinds: dict[str, KindStats]
-    """The kinds of objects, by name."""

@@ -19,7 +19,6 @@ LEGEND = (
     (".", "free"),
     ("v", "the hand, above its cell"),
 )
-"""The meaning of each mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,6 @@ class RingMap:
     cells: tuple[str, ...]
     """One mark per cell: the mark of the object in it that is hardest to free."""
     cell_bytes: float
-    """Bytes of a cell."""
     hands: tuple[int, ...]
     """The cells that the hands of the writers are in."""
 

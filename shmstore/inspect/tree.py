@@ -35,7 +35,6 @@ class TreeNode:
     nbytes: int
     """The bytes of a leaf, or of all leaves in a container."""
     children: "tuple[TreeNode, ...]"
-    """The nodes of a container, in order."""
     carrier: "np.dtype[Any] | None" = None
     """The numpy dtype of a leaf's bytes, or an integer of the same size if numpy lacks the dtype."""
 

@@ -31,11 +31,9 @@ class VerifyReport:
     """What `verify` found."""
 
     name: str
-    """The store's name."""
     findings: tuple[Finding, ...]
     """The findings, in the order of the tables."""
     objects: int
-    """Number of objects that were checked."""
     checked_objects: int
     """Number of objects whose checksum was computed."""
     checked_bytes: int

@@ -51,18 +51,14 @@ class BlockStored(KVCacheEvent):
     parent_block_hash: EventHash | None
     """Hash of the block before the first; None at the start of a prompt."""
     token_ids: list[int]
-    """The tokens in these blocks."""
     block_size: int
-    """Tokens per block."""
     lora_id: int | None
-    """The adapter's number, or None."""
     medium: str | None
     """Where the blocks are: "GPU"."""
     group_id: int | None = None
     """The group of layers to which the blocks belong."""
     _: KW_ONLY
     lora_name: str | None = None
-    """The adapter's name, or None."""
     extra_keys: list[list[Any] | None] | None = None
     """What is in the hash of each block besides tokens and parent, or None for a block without any.
 
@@ -80,11 +76,8 @@ class BlockRemoved(KVCacheEvent):
     """These blocks lost their keys: look-ups do not find their contents any more."""
 
     block_hashes: list[EventHash]
-    """Hash of each block."""
     medium: str | None
-    """Where the blocks were: "GPU"."""
     group_id: int | None = None
-    """The group of layers to which the blocks belonged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,6 @@ class AttentionSpec(KVCacheSpec):
     """A layer that keeps keys and values of each token."""
 
     num_kv_heads: int
-    """Heads of keys and values."""
     head_size: int
     """Elements per head."""
     dtype: Any
@@ -151,7 +150,6 @@ class SlidingWindowSpec(AttentionSpec):
     table_field = "sliding_window"
 
     sliding_window: int
-    """Tokens in the window."""
 
     def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
         """Return the blocks of the window and of what is in flight, and one because they may begin within a block."""
@@ -167,7 +165,6 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
     table_field = "attention_chunk_size"
 
     attention_chunk_size: int
-    """Tokens in a chunk."""
 
     def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
         """Return the blocks of a chunk and of what is in flight, and one if chunks may begin within a block."""
@@ -184,9 +181,7 @@ class MambaSpec(KVCacheSpec):
     table_field = "num_speculative_blocks"
 
     shapes: tuple[tuple[int, ...], ...]
-    """Shape of each of its states."""
     dtypes: tuple[Any, ...]
-    """Dtype of each of its states."""
     num_speculative_blocks: int = 0
     """Blocks kept ready for speculative tokens."""
     page_size_padded: int | None = None
@@ -237,7 +232,6 @@ class UniformTypeSpec(KVCacheSpec):
     """Layers of one type that differ in what a token takes: they share block tables, and have pages of their own."""
 
     layers: Mapping[str, KVCacheSpec] = field(hash=False)
-    """The spec of each layer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,7 +267,6 @@ class KVCacheGroupSpec:
     """Layers that share one block table per request."""
 
     layer_names: Sequence[str]
-    """The layers."""
     kv_cache_spec: KVCacheSpec
     """What each of them keeps."""
     is_eagle_group: bool = False
@@ -305,7 +298,6 @@ class KVCacheConfig:
     kv_cache_groups: Sequence[KVCacheGroupSpec]
     """The groups; a group's id is its index here."""
     kv_cache_tensors: Sequence[KVCacheTensor] = ()
-    """The worker's buffers."""
 
     def blocks_per_request(
         self, num_tokens: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0

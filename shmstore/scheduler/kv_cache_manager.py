@@ -163,7 +163,6 @@ class KVCacheManager:
         self.log_stats = log_stats
         self.max_in_flight_tokens = max_in_flight_tokens
         self.watermark_blocks = int(watermark * config.num_blocks)
-        """The blocks that the watermark stands for."""
         self.num_groups = len(groups)
         self._several = len(groups) > 1
         self.block_pool = BlockPool(

@@ -29,11 +29,8 @@ class PrefixCacheStats:
     hits: int = 0
     """Tokens found."""
     preempted_requests: int = 0
-    """Look-ups of requests that had been preempted."""
     preempted_queries: int = 0
-    """Tokens that these look-ups asked for."""
     preempted_hits: int = 0
-    """Tokens that these look-ups found."""
 
     def record(self, num_tokens: int, num_hits: int, preempted: bool) -> None:
         """Count one look-up."""

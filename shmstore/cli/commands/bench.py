@@ -36,7 +36,6 @@ class Figure:
     """The medians of one size, in microseconds."""
 
     nbytes: int
-    """Bytes of the tensor."""
     put_us: float
     """`put` into a full ring, so it evicts."""
     copy_us: float

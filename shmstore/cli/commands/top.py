@@ -53,11 +53,9 @@ class Sample:
     """One store at one moment, and the growth of its counts since the previous sample."""
 
     segment: SegmentInfo
-    """Its file and superblock."""
     readers: tuple[ReaderInfo, ...]
     """Its ranks; empty if the store cannot be read."""
     kinds: dict[str, KindStats]
-    """Its kinds of objects."""
     taken_at: float
     """Seconds of the monotonic clock."""
     per_second: dict[str, float]

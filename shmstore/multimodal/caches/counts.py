@@ -10,9 +10,7 @@ class CacheInfo:
     """Number of lookups in a cache, and of those that found something."""
 
     hits: int = 0
-    """Lookups that found something."""
     total: int = 0
-    """All lookups."""
 
     @property
     def hit_ratio(self) -> float:

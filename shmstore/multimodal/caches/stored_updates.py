@@ -19,7 +19,6 @@ from shmstore.store.batch import internals_of
 
 _log = logging.getLogger(__name__)
 UNKNOWN: Any = object()
-"""The updates of an object that are not known."""
 _MAX_DECODED = 16384
 _ID = slice(16, 24)
 """Where a packed reference has the object's id."""

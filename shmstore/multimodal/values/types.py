@@ -45,7 +45,6 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     """
 
     item_type: type[ItemT]
-    """Items are instances of this class."""
     item_size: Callable[[ItemT, str], int] = tree_size
     """Bytes of an item, which `lru` counts in P0 and in P1; both must get the same. The str is the hash, for errors."""
     updates_size: Callable[[UpdatesT, str], int] = _shallow_size
