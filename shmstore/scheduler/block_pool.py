@@ -18,7 +18,6 @@ from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved
 from shmstore.scheduler.extra_keys import EventSource
 from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, blocks_of, ids_of
 from shmstore.scheduler.kv_cache_config import KVCacheSpec, SlidingWindowSpec
-from shmstore.scheduler.metrics import KVCacheMetricsCollector
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class BlockPool:
         hash_block_size: int | None = None,
         events: bool = False,
         int_event_hashes: bool = False,
-        metrics: KVCacheMetricsCollector | Any | None = None,
+        metrics: Any | None = None,
         free_order: str = "uncached_first",
         specs: Sequence[KVCacheSpec] = (),
     ) -> None:
@@ -214,12 +213,8 @@ class BlockPool:
         """
         if self.metrics is None:
             return
-        found = [block_id for block_id in unpack_ids(accessed) if block_id]
-        changes = (("accessed", found), ("evicted", unpack_ids(evicted)), ("allocated", unpack_ids(allocated)))
-        if isinstance(self.metrics, KVCacheMetricsCollector):
-            self._notify((f"on_ids_{what}", (ids,)) for what, ids in changes)
-        else:
-            self._notify((f"on_block_{what}", (KVCacheBlock(self, i),)) for what, ids in changes for i in ids)
+        changes = (("on_block_accessed", accessed), ("on_block_evicted", evicted), ("on_block_allocated", allocated))
+        self._notify((name, (KVCacheBlock(self, i),)) for name, ids in changes for i in unpack_ids(ids) if i)
 
     def _notify(self, calls: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         failed = False

@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shmstore.scheduler.checks import check_range
@@ -118,41 +118,20 @@ class KVCacheMetricsCollector:
 
     def on_block_allocated(self, block: KVCacheBlock) -> None:
         """Sample the block with probability `sample_rate`."""
-        self.on_ids_allocated((block.block_id,))
+        if self._rng() < self.sample_rate:
+            self._samples[block.block_id] = _Sample(self._clock())
 
     def on_block_accessed(self, block: KVCacheBlock) -> None:
         """Note a prefix-cache hit on the block."""
-        self.on_ids_accessed((block.block_id,))
+        sample = self._samples.get(block.block_id)
+        if sample is not None:
+            sample.accesses.append(self._clock())
 
     def on_block_evicted(self, block: KVCacheBlock) -> None:
         """Record the lifetime of a sampled block, because its contents are gone."""
-        self.on_ids_evicted((block.block_id,))
-
-    def on_ids_allocated(self, ids: Iterable[int]) -> None:
-        """Do `on_block_allocated` for many blocks."""
-        rate, rng, now = self.sample_rate, self._rng, None
-        for block_id in ids:
-            if rng() < rate:
-                now = self._clock() if now is None else now
-                self._samples[block_id] = _Sample(now)
-
-    def on_ids_accessed(self, ids: Iterable[int]) -> None:
-        """Do `on_block_accessed` for many blocks."""
-        if self._samples:
-            now = self._clock()
-            for block_id in self._samples.keys() & ids:
-                self._samples[block_id].accesses.append(now)
-
-    def on_ids_evicted(self, ids: Iterable[int]) -> None:
-        """Do `on_block_evicted` for many blocks."""
-        if not self._samples:
-            return
-        now = self._clock()
-        for block_id in ids:
-            sample = self._samples.pop(block_id, None)
-            if sample is None:
-                continue
-            seen = list(sample.accesses)
+        sample = self._samples.pop(block.block_id, None)
+        if sample is not None:
+            now, seen = self._clock(), list(sample.accesses)
             gaps = tuple(later - earlier for earlier, later in itertools.pairwise(seen))
             last = seen[-1] if seen else sample.born
             self._events.append(BlockLifetime(now - sample.born, now - last, gaps))

@@ -222,8 +222,8 @@ def test_metrics_hear_of_the_blocks_for_external_tokens() -> None:
     heard: list[int] = []
 
     class Collector(KVCacheMetricsCollector):
-        def on_ids_allocated(self, ids: Any) -> None:
-            heard.extend(ids)
+        def on_block_allocated(self, block: Any) -> None:
+            heard.append(block.block_id)
 
     kv = manager(40, ("full", 4), metrics_collector=Collector())
     kv.allocate_slots(request("a", range(30)), 1, num_external_computed_tokens=8)
