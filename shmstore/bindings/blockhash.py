@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.hashlist import HASH_BYTES, HashList
+from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes
 from shmstore.bindings.kv_errors import MEANINGS, check, refusal
 
 
@@ -64,7 +64,7 @@ def _token_bytes(tokens: Sequence[int]) -> tuple[bytes, int]:
 
 
 def sha256_chain(
-    out: HashList, parent: bytes, first: int, block_size: int, tokens: Sequence[int], extras: HashExtras
+    out: BlockHashes, parent: bytes, first: int, block_size: int, tokens: Sequence[int], extras: HashExtras
 ) -> None:
     """Append to `out` the SHA-256 hashes of the full blocks in `tokens`, which begin at block `first`.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.hashlist import HASH_BYTES, HashList, exact_bytes
+from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes, exact_bytes
 from shmstore.bindings.hidden import held
 from shmstore.bindings.kv_errors import FULL, MEANINGS, check, check_valid
 
@@ -85,7 +85,7 @@ class Pool:
         raw = exact_bytes(block_hash)
         return check(lib.shms_blockpool_find(self._c, raw.ljust(HASH_BYTES, b"\0"), len(raw), group))
 
-    def key(self, ids: bytes, hashes: HashList, first: int, factor: int, group: int) -> None:
+    def key(self, ids: bytes, hashes: BlockHashes, first: int, factor: int, group: int) -> None:
         """Give blocks `ids`, which are blocks `first`, `first` + 1, … of a request, their keys."""
         check(lib.shms_blockpool_key(self._c, ids, len(ids) // 4, hashes._c, first, factor, group))
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.blockpool import Pool
-from shmstore.bindings.hashlist import HashList
+from shmstore.bindings.hashlist import BlockHashes
 from shmstore.bindings.hidden import held
 from shmstore.bindings.kv_errors import FULL, check, check_valid, refusal
 
@@ -65,7 +65,7 @@ class Tables:
         record = self._requests.get(request_id)
         return record is not None and record.table != 0
 
-    def find(self, hashes: HashList, max_tokens: int) -> int:
+    def find(self, hashes: BlockHashes, max_tokens: int) -> int:
         """Return the number of tokens in the longest cached prefix."""
         record = self._answer = self._found
         n: int = _find(self._c, record, hashes._c, max_tokens)
@@ -80,7 +80,7 @@ class Tables:
 
     def allocate(
         self, request_id: str, passed: int, computed: int, external: int, n_new: int, lookahead: int, n_tokens: int,
-        n_encoder: int, reserved: int, delay: bool, hashes: HashList, ids: bytes, counts: tuple[int, ...] | None,
+        n_encoder: int, reserved: int, delay: bool, hashes: BlockHashes, ids: bytes, counts: tuple[int, ...] | None,
         boundaries: Sequence[int] = (),
     ) -> bytes | None:  # fmt: skip
         """Make room for new tokens and return the blocks added; None if too few are free."""
@@ -126,7 +126,7 @@ class Tables:
             check(lib.shms_kvcache_skip(self._c, record, passed))
             self.settled[request_id] = record.settled
 
-    def cache(self, request_id: str, hashes: HashList, n_tokens: int, boundaries: Sequence[int] = ()) -> None:
+    def cache(self, request_id: str, hashes: BlockHashes, n_tokens: int, boundaries: Sequence[int] = ()) -> None:
         """Give keys to the blocks of the first `n_tokens` of a request, which has tables."""
         record = self._answer = self._requests[request_id]
         if boundaries:

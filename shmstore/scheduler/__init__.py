@@ -4,8 +4,8 @@ Start with `KVCacheManager`, `EncoderCacheManager` and `compute_encoder_budget`;
 whole step loop. Nothing here uses shared memory, and nothing here is thread-safe.
 """
 
+from shmstore.bindings.hashlist import BlockHashes
 from shmstore.scheduler.block_hasher import BlockHasher
-from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.budget import MultiModalBudget, compute_encoder_budget
 from shmstore.scheduler.encoder_cache import (

@@ -8,9 +8,8 @@ from typing import Any
 
 from shmstore.bindings import blockhash
 from shmstore.bindings.blockhash import NO_EXTRAS, HashExtras
-from shmstore.bindings.hashlist import HASH_BYTES, exact_bytes
+from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes, exact_bytes
 from shmstore.errors import shown
-from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_placeholders, check_range
 from shmstore.scheduler.extra_keys import digest_of_rows, lora_of
 

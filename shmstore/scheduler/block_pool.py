@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings.blockpool import FREE_ORDERS, Pool, pack_ids, unpack_ids
-from shmstore.bindings.hashlist import HASH_BYTES, split_hashes
+from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes, split_hashes
 from shmstore.errors import shown
-from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
 from shmstore.scheduler.extra_keys import EventSource

@@ -7,9 +7,9 @@ from math import lcm
 from typing import Any
 
 from shmstore.bindings.blockpool import unpack_ids
+from shmstore.bindings.hashlist import BlockHashes
 from shmstore.bindings.kvcache import KINDS, Tables
 from shmstore.errors import shown
-from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex, overload
 
-from shmstore.scheduler.block_hashes import BlockHashes
+from shmstore.bindings.hashlist import BlockHashes
 from shmstore.scheduler.checks import INT64_LIMIT, check_in_order, plain_token_ids
 
 
