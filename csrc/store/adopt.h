@@ -3,13 +3,10 @@
  *
  * The writer never waits for the owner of an object, and the owner never for it. Both write words of their own:
  *
- * - B1, B5: `adopting` in the writer table names the one slot that this writer has pinned; its mutex is held meanwhile.
- *   The owner reads it behind W2 (W3h), as it reads the pins of ranks: either the owner sees the pin, or B2 sees
- *   EVICTING (readers.h has the argument).
- * - B4: a lease on another's object is an entry of this writer's table, in a list that begins at `first` in its row of
- *   holds. It is published before B5. So an owner that has missed the pin sees the lease (W3f).
- * - `uses` and `dropped` in the row tell the owner what this writer would do with an object of its own. Other writers
- *   read `dropped`, too, so a deletion does not wait for an owner that is idle or dead.
+ * `adopting` names the one slot that it has pinned, and `first` in its row of holds the list of its leases on a slot.
+ * `uses` and `dropped` in the row tell the owner what this writer would do with an object of its own. Other writers read
+ * `dropped`, too, so a deletion does not wait for an owner that is idle or dead. The section on several writers in
+ * docs/concepts/protocol.md has the steps and the argument.
  *
  * Slots have their numbers of all arenas here.
  */

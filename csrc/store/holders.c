@@ -2,12 +2,8 @@
  * holders.c - who holds an object: leases (W1, W3f), pins (W3, W3h), and what has changed since the last poll.
  *
  * Other writers pin and lease objects of this one by words of their own (adopt.h), at any time. So what a look finds of
- * their leases saves work, but only W3f answers. It comes behind W3h, which has found no pin: from then on nobody can
- * open a lease on the slot, and the lists that W3f walks only shrink.
- *
- * The order behind W2 is W3h for all victims, then W3, then W3f, and between the first two every verdict is forgotten. A
- * writer that was still pinned when a rank was probed may have opened a lease since, which expects the rank's next
- * process.
+ * their leases saves work, but only W3f answers. The order behind W2 is W3h for all victims, then W3, then W3f, and
+ * between the first two every verdict is forgotten; docs/concepts/protocol.md says why.
  */
 #include "step.h"
 #include "writer.h"

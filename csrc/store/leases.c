@@ -1,14 +1,8 @@
 /*
  * leases.c - see leases.h.
  *
- * The order of the stores is what matters here:
- * 1. L1 takes the number before anything names it. If the writer dies after L1, one number is lost. If it published
- *    first, its successor would use the number again. A rank's old acknowledgement would then answer for a lease that
- *    the rank has never seen.
- * 2. L2 stores the number last. So a successor, and a reader in R3a, never see a number with another lease's slot.
- * 3. L3 is the moment of the hand-out. A rank whose A4 reads `published` before L3 is expected by the lease; a rank
- *    that attaches later is not. The reference goes out only after L3.
- * 4. C1 clears the number first. From then on slot and id mean nothing.
+ * The order of the stores is what matters: L1 takes a number before anything names it, L2 stores it last, L3 is the
+ * moment of the hand-out, and C1 clears the number first. docs/concepts/protocol.md says why, in points 3 and 4.
  */
 #include "leases.h"
 

@@ -1,13 +1,6 @@
 /*
- * outlast.c - how a reader waits for the owner of an object in EVICTING.
- *
- * Why a reader need not wait for a dead writer:
- * 1. A writer that died in EVICTING has not reused the bytes and never will.
- * 2. Its successor sets the state to LIVE first. It cannot miss a pin from before its own W3.
- * 3. So the object may be taken if the writer died while it was in EVICTING. R2p alone does not show that. Between R2c
- *    and R2p the writer may have gone on to FREE, and then have died or closed.
- * 4. Hence another R2c after R2p. It reads either the dead writer's last word, or the word of a successor that cannot
- *    have missed the pin.
+ * outlast.c - how a reader waits for the owner of an object in EVICTING. Why it need not wait for a dead one is point 7
+ * in docs/concepts/protocol.md.
  */
 #include <sched.h>
 

@@ -1,5 +1,5 @@
 /*
- * readers.c - the steps of a rank, with the labels of the protocol. readers.h has the argument.
+ * readers.c - the steps of a rank, with the labels of the protocol. docs/concepts/protocol.md has the argument.
  */
 #include "readers.h"
 

@@ -5,15 +5,8 @@
  * Only that rank's process writes the table, from any of its threads. The read-modify-write atomics here are for those
  * threads, and never cross a process. The writer only reads the table: W1 and W3 in holders.c.
  *
- * The handshake:
- * - The reader does R1 (pin), then R2 (state). The writer does W2 (state), a fence, then W3 (pins).
- * - R1, R2, the fence and W3 are sequentially consistent, so they have one total order.
- * - If R1 precedes W3, the writer sees the pin. Otherwise the fence precedes R2: the reader sees EVICTING or a later
- *   state.
- * - Both sides may see each other. It is impossible that neither does.
- *
- * R3 (acknowledge) is a release after R1: a writer that sees the acknowledgement (W1a, acquire) also sees the pin. R4
- * (unpin) is a release after the last read of the views. W3 is an acquire before the bytes are reused.
+ * Either the writer sees the pin (R1, W3) or the reader sees EVICTING (W2, R2a): docs/concepts/protocol.md has the
+ * argument, and the orders that are enough for it.
  */
 #ifndef SHMS_READERS_H
 #define SHMS_READERS_H

@@ -8,15 +8,10 @@
  * - data: a writer may write its own part; all others may only read.
  *
  * Liveness is an open-file-description lock on one byte for each process: byte w for writer w, and byte
- * SHMS_MAX_WRITERS + r for rank r.
- * - It ends with the process, however that dies, and not with its last child; no stray close() ends it earlier. What
- *   keeps it is in segment.c.
- * - A process that writes into an arena's data for its writer, as a tier's client does, locks these bytes first. It
- *   ends when the writer dies. Until then nobody takes the arena over: a successor waits for a second, then fails.
- *
- * Another opening, `fd`, probes other processes' locks and holds none. Foreign code may close that descriptor, and its
- * number may then name another file. So the answer "free" counts only if the descriptor is still the segment's. In
- * doubt, every process counts as alive.
+ * SHMS_MAX_WRITERS + r for rank r (docs/concepts/protocol.md). What keeps it is in segment.c; another opening, `fd`,
+ * probes other processes' locks. A process that writes into an arena's data for its writer, as a tier's client does,
+ * locks these bytes first. It ends when the writer dies. Until then nobody takes the arena over: a successor waits for a
+ * second, then fails.
  *
  * A segment must not move in memory while it is open, because the fork handlers have its address.
  */

@@ -2,12 +2,7 @@
  * slots.h - the slot table: one slot for each object. The writer writes it, and every process reads it.
  *
  * A slot goes FREE -> WRITING (P2) -> LIVE (P4) -> EVICTING (W2) -> FREE (W4). It goes back from EVICTING to LIVE (W5)
- * if a reader has pinned the object. The id is stored before the LIVE that it belongs to, and ids are never reused. So
- * a process that reads LIVE and then the expected id has seen that object live, whatever happened in between.
- *
- * Orders of the state: R2 loads it sequentially consistent (readers.h). W2 stores it relaxed, and a sequentially
- * consistent fence follows (reclaim.c). P4 and W4 need only a release. P4 publishes the other words, so they need no
- * order of their own.
+ * if a reader has pinned the object. P4 publishes the other words, so they need no order of their own.
  */
 #ifndef SHMS_SLOTS_H
 #define SHMS_SLOTS_H

@@ -4,9 +4,6 @@
  * A put is P1 to P4, then L1 and L2. Its bytes are copied outside the mutex, because no other thread uses a slot in
  * WRITING. Everything that can fail comes before the first store to the segment. So the lease entry, if there will be a
  * lease, is taken (in private memory) before the space, and a commit always succeeds.
- *
- * If a writer dies between P1 and P4, it leaves a slot in WRITING, which its successor frees. If it dies between P4 and
- * L2, it leaves an object without a lease, which is a cached object like any other.
  */
 #include <string.h>
 #include <sys/random.h>

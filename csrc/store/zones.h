@@ -9,16 +9,9 @@
  * level, and the bytes of each holder. A search adds up zones (some thousand at most). It visits objects only where it
  * has found its run. A refusal is just a failed search; the next refusal costs as little.
  *
- * Why a survey can be trusted:
- * 1. A zone becomes *stale* if something in it may have been released since its survey. A search surveys stale zones
- *    again.
- * 2. The writer marks the zones of its own changes.
- * 3. Ranks count their releases by zone (layout.h), after the release itself (R3b, R4). The writer reads the counts
- *    before it surveys. So a release during a survey is counted after it, and makes the zone stale for the next search.
- * 4. All zones become stale if a rank dies, closes, attaches or is retired.
- *
- * The opposite error is possible: an object that was free at the survey may be held now. So the search checks again
- * what it has found. If an object is held now, its zone becomes stale, and the search starts again.
+ * A zone becomes *stale* if something in it may have been released since its survey; a search surveys it again. The
+ * opposite error is possible: an object that was free at the survey may be held now. So the search checks again what it
+ * has found. docs/concepts/protocol.md says what makes a zone stale, and why that is enough.
  */
 #ifndef SHMS_ZONES_H
 #define SHMS_ZONES_H
