@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 from shmstore.errors import WriterActiveError
@@ -21,6 +20,7 @@ from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, UpdatesT
 from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.store.arguments import int_of
 from shmstore.tiers import StoreTier, open_tier
 
 HANDLE_VARIABLE = "SHMSTORE_HANDLE"
@@ -123,20 +123,14 @@ def worker_receiver_cache_from_config(
     named `shm_name`. `relay` is the path at which the host's `shmstore relay` listens, or the environment variable
     `SHMSTORE_RELAY` holds it; without one, a reference of another host's store is a CacheMissError.
 
-    Raises ValueError if nothing names the store, or if `rank` is not below the number of all workers, and
-    StoreNotFoundError if it is not there. In any mode, raises TypeError if `rank` is not an integer or `store` is
-    neither a handle nor a name.
+    Raises ValueError if nothing names the store, or if `rank` is not below the number of all workers, and else as
+    `ObjectStoreReader.attach`.
     """
     check_config(config)
-    if isinstance(rank, bool) or not isinstance(rank, Integral):
-        raise TypeError(f"rank must be an int, not {type(rank).__name__}")
-    if store is not None and not isinstance(store, (StoreHandle, str)):
-        raise TypeError(f"store must be a StoreHandle or a store's name, not {type(store).__name__}")
     if not config.ipc_cache_enabled or config.cache_type != "shm":
         return None
-    if not 0 <= rank < config.n_readers:
-        all_of = "world_size" if config.n_engines == 1 else "world_size * data_parallel_size"
-        raise ValueError(f"rank must be from 0 to {config.n_readers - 1} ({all_of} - 1), not {rank}")
+    all_of = "world_size" if config.n_engines == 1 else "world_size * data_parallel_size"
+    rank = int_of(f"rank (below {all_of})", rank, 0, config.n_readers - 1)
     if store is None:
         text = os.environ.get(HANDLE_VARIABLE)
         store = StoreHandle.from_json(text) if text else config.shm_name
@@ -144,7 +138,7 @@ def worker_receiver_cache_from_config(
         raise ValueError(
             f"store is missing; pass the sender's handle, set {HANDLE_VARIABLE} to its to_json(), or set shm_name"
         )
-    reader = ObjectStoreReader.attach(store, rank=int(rank))
+    reader = ObjectStoreReader.attach(store, rank=rank)
     try:
         relay = relay or os.environ.get(RELAY_VARIABLE) or None
         return ShmObjectStoreReceiverCache(reader, types=types, policy=policy, relay=relay)
