@@ -13,8 +13,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
 import msgpack
 
@@ -75,17 +74,12 @@ class RelayClient:
     def __repr__(self) -> str:
         return f"RelayClient({self.path!r})"
 
-    @contextmanager
-    def fetching(self) -> Iterator["Conversation"]:
-        """Yield an object with `fetch(key)`; what it has fetched stays until the block ends.
+    def fetching(self) -> closing["Conversation"]:
+        """Return a context manager of an object with `fetch(key)`; what it has fetched stays until the block ends.
 
         The `wait` is for all keys of the block together.
         """
-        conversation = Conversation(self.path, self._wait)
-        try:
-            yield conversation
-        finally:
-            conversation.close()
+        return closing(Conversation(self.path, self._wait))
 
 
 class Conversation:
