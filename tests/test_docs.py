@@ -145,9 +145,9 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 
 def test_every_command_that_a_page_names_exists() -> None:
-    from shmstore.cli.subcommands import COMMANDS
+    from shmstore.cli.main import all_commands
 
-    known = {command.name for command in COMMANDS}
+    known = {command.name for command in all_commands()}
     for block in BLOCKS:
         if block.language == "sh":
             for name in re.findall(r"^shmstore ([a-z]+)", block.text, re.M):

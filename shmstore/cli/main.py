@@ -1,6 +1,6 @@
 """The `shmstore` command: one parser, one subcommand a module.
 
-To add a subcommand, make a `Command` in its own module and add it to `subcommands.COMMANDS`.
+To add a subcommand, make a `Command` in its own module and add that to `all_commands`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ class _Parser(argparse.ArgumentParser):
         super().error(re.sub(r"(?<=://)\S*@|(?<=password=)[^&\s]*", "...", message))
 
 
+def all_commands() -> Sequence[Command]:
+    """Return every subcommand."""
+    from shmstore.cli.commands import bench, dump, gc, ls, relay, tier, top, verify  # here, because they load torch
+
+    return [module.COMMAND for module in (ls, dump, top, verify, gc, bench, relay, tier)]
+
+
 def build_parser(commands: Sequence[Command] | None = None) -> argparse.ArgumentParser:
     """Return the parser of these commands, by default of all."""
     if commands is None:
-        from shmstore.cli.subcommands import COMMANDS  # not at the top, because they load torch
-
-        commands = COMMANDS
+        commands = all_commands()
     parser = _Parser(prog="shmstore", description="A shared-memory object store for the tensors of inference engines.")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in commands:

@@ -22,7 +22,7 @@ from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
 from shmstore.cli.commands import bench, top
 from shmstore.cli.commands.tables import make_fitting_table
-from shmstore.cli.subcommands import COMMANDS
+from shmstore.cli.main import all_commands
 from shmstore.inspect import StoreInspector, look_at, ring_map
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, poke, running
 from tests.support import SHM, Child, Stores, store_name
@@ -173,7 +173,7 @@ def test_a_pipe_and_other_odd_files_of_that_name_neither_block_nor_crash() -> No
 
 
 def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in COMMANDS:
+    for command in all_commands():
         assert 0 == cli.main([command.name, "--help"])
         assert f"example: {command.example}" in capsys.readouterr().out
         assert 2 == cli.main([command.name, "--no-such-option"])
@@ -188,7 +188,7 @@ def test_without_a_command_all_of_them_are_listed() -> None:
     ran = piped()
     assert (2, "") == (ran.status, ran.out)
     listed = {words[0] for words in map(str.split, ran.err.splitlines()) if words}
-    assert {command.name for command in COMMANDS} <= listed
+    assert {command.name for command in all_commands()} <= listed
 
 
 @pytest.mark.parametrize("command", NAMED)
