@@ -9,9 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shmstore.bindings._shmstore import ffi, lib
+from shmstore.bindings.figures import KindFigures, figures_of, read_kinds
 from shmstore.bindings.handles import owned, require, words_of
-from shmstore.bindings.kinds import KindFigures, read_kinds
-from shmstore.bindings.tiers import figures_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, Self
 from shmstore import errors, namespaces
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
+from shmstore.bindings.figures import KindFigures, figures_of, read_kinds, record_of
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
-from shmstore.bindings.kinds import KindFigures, read_kinds
-from shmstore.bindings.tiers import figures_of, record_of
 
 _new = ffi.new
 _buffer = ffi.buffer

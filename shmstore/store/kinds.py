@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shmstore.bindings.kinds import MAX_KINDS, MAX_NAME
+from shmstore.bindings.figures import MAX_KINDS, MAX_NAME
 from shmstore.bindings.store import ALIGN, Writer
 from shmstore.errors import listed, shown
 from shmstore.namespaces import packed_text
