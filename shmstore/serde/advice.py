@@ -44,38 +44,33 @@ def _for_array(array: "np.ndarray[Any, Any]") -> str | None:
     return "store its bits, as array.view(...) of an integer dtype of that size, or a torch tensor"
 
 
+_EXACT = f"because types must match exactly; {_REGISTER}"
+_ADVICE: tuple[tuple[Any, str], ...] = (  # the first one counts
+    (TensorSpec, "store a tensor or an array; a TensorSpec is for templates of reserve()"),
+    (type, "store the name of the class, or an instance of it"),
+    (enum.Enum, f"store its .value or its .name, {_REGISTER}"),
+    (Mapping, f"store dict(value), {_EXACT}"),  # UserDict (as of BatchFeature), OrderedDict, defaultdict, Counter, ...
+    (tuple, f"store tuple(value), or value._asdict() of a named one, {_EXACT}"),
+    *((base, f"store {base.__name__}(value), {_EXACT}") for base in (str, bytes, int, float, list)),
+    (complex, "store numpy.complex128(value)"),
+    ((bytearray, memoryview), "store bytes(value), or numpy.frombuffer(value, ...)"),
+    ((Set, deque, range, Iterator), f"store list(value), {_REGISTER}"),
+    (np.generic, "store numpy.asarray(value)"),  # .item() of a longdouble or a datetime64 is not a plain number
+    (os.PathLike, "store str(value)"),
+)
+
+
 def advice_for(value: Any) -> str | None:
     """Return the hint for a value that cannot be stored; None if the error's default hint is the best."""
     if isinstance(value, torch.Tensor):
         return _for_tensor(value)
     if isinstance(value, np.ndarray):
         return _for_array(value)
-    if isinstance(value, TensorSpec):
-        return "store a tensor or an array; a TensorSpec is for templates of reserve()"
-    if isinstance(value, type):
-        return "store the name of the class, or an instance of it"
-    if isinstance(value, enum.Enum):
-        return f"store its .value or its .name, {_REGISTER}"
-    if isinstance(value, Mapping):  # UserDict (as of BatchFeature), OrderedDict, defaultdict, Counter, ...
-        return f"store dict(value), because types must match exactly; {_REGISTER}"
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, TensorSpec)):
         return f"store dataclasses.asdict(value), {_REGISTER}"
-    if isinstance(value, tuple):
-        named = "value._asdict() or " if hasattr(value, "_asdict") else ""
-        return f"store {named}tuple(value), because types must match exactly; {_REGISTER}"
-    for base in (str, bytes, int, float, list):
-        if isinstance(value, base):
-            return f"store {base.__name__}(value), because types must match exactly; {_REGISTER}"
-    if isinstance(value, complex):
-        return "store numpy.complex128(value)"
-    if isinstance(value, (bytearray, memoryview)):
-        return "store bytes(value), or numpy.frombuffer(value, ...)"
-    if isinstance(value, (Set, deque, range, Iterator)):
-        return f"store list(value), {_REGISTER}"
-    if isinstance(value, np.generic):
-        return "store numpy.asarray(value)"  # .item() of a longdouble or a datetime64 is not a plain number
-    if isinstance(value, os.PathLike):
-        return "store str(value)"
+    for types, words in _ADVICE:
+        if isinstance(value, types):
+            return words
     if hasattr(type(value), "__array_interface__") or hasattr(type(value), "__array__"):  # PIL's images, ...
         return f"store numpy.asarray(value), {_REGISTER}"
     return None
