@@ -410,7 +410,7 @@ def test_swapped_or_wrong_roles_are_named() -> None:
             make_sender(SHM, sender.handle)
         with raises(TypeError, names=("reader", "ObjectStoreReader", "ObjectStoreWriter")):
             make_receiver(sender.writer)
-        with raises(TypeError, names=("store", "StoreHandle", "ObjectStoreWriter")):
+        with raises(TypeError, names=("StoreHandle", "ObjectStoreWriter")):
             make_worker(SHM, 0, sender.writer)
         with raises(StoreNotFoundError, hint=["from_json"]):
             make_worker(SHM, 0, sender.handle.to_json())
