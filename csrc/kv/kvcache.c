@@ -90,13 +90,7 @@ static void sort_groups(shms_kvcache *kv) {
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
-                               int flags) {
-    if (n_groups < 0 || hash_block_size < 1 || alignment < 1 || max_model_len < 1)
-        return NULL;
-    for (int32_t g = 0; g < n_groups; g++)
-        if (block_sizes[g] < 1 || params[g] < (kinds[g] == SHMS_KV_CHUNK) || kinds[g] < SHMS_KV_FULL ||
-            (kinds[g] & ~SHMS_KV_EAGLE) > SHMS_KV_CROSS || kinds[g] == (SHMS_KV_CHUNK | SHMS_KV_EAGLE))
-            return NULL;
+                               int64_t interval, int flags) {
     shms_kvcache *kv = calloc(1, sizeof *kv);
     if (!kv)
         return NULL;
@@ -107,7 +101,7 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     kv->ahead = !!(flags & SHMS_KV_AHEAD);
     kv->alignment = alignment;
     kv->max_model_len = max_model_len;
-    kv->interval = -1;
+    kv->interval = interval;
     kv->n_requests = 1;
     kv->groups = calloc(n, sizeof *kv->groups);
     kv->kinds = calloc(n, sizeof *kv->kinds);
@@ -127,8 +121,6 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     sort_groups(kv);
     return kv;
 }
-
-void shms_kvcache_thin(shms_kvcache *kv, int64_t interval) { kv->interval = interval; }
 
 void shms_kvcache_free(shms_kvcache *kv) {
     if (!kv)

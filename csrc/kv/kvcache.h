@@ -30,13 +30,11 @@ enum { SHMS_KV_CACHING = 1, SHMS_KV_AHEAD = 2 };
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
-                               int flags);
+                               int64_t interval, int flags);
 /* Returns an empty manager, which the caller owns and which borrows the pool. params: window, chunk, or number of
  * speculative blocks of each group. AHEAD: the block that EAGLE leaves out may lie beyond what a look-up asks for.
- * NULL: no memory, a kind that does not exist, or a number below 1 (groups, windows and speculative blocks: below 0). */
-void shms_kvcache_thin(shms_kvcache *kv, int64_t interval);
-/* From now on the blocks of windows get keys only where a later request can go on: at the multiples of `interval`
- * tokens (0: at none of them) and at a request's boundaries. */
+ * interval: -1, or the blocks of windows get keys only where a later request can go on: at the multiples of `interval`
+ * tokens (0: at none of them) and at a request's boundaries. NULL: no memory. The caller has checked the numbers. */
 void shms_kvcache_free(shms_kvcache *kv); /* frees it; does not give the blocks of its tables back to the pool */
 
 typedef struct shms_kv_request {
@@ -48,7 +46,8 @@ typedef struct shms_kv_request {
     const int32_t *ids; /* the blocks, group after group; */
     const int32_t *counts; /* how many of each group; */
     const int64_t *stored; /* two for each group: blocks [first, end) got their keys, if they are kept */
-    int64_t boundaries[3]; /* set by the caller after `thin`: where later requests go on, in tokens; -1: nowhere */
+    int64_t boundaries
+        [3]; /* set by the caller if there is an interval: where later requests go on, in tokens; -1: nowhere */
     int64_t longest; /* after find: tokens of the longest prefix that one type of group has */
     int64_t wanted,
         there; /* after FULL, SHORT (blocks) and NOHASH (hashes): how many are needed, and how many there are */

@@ -44,17 +44,13 @@ class Tables:
         sizes, params = ([group[column] for group in groups] for column in (1, 2))
         flags = (lib.SHMS_KV_CACHING if caching else 0) | (lib.SHMS_KV_AHEAD if ahead else 0)
         self._pool = pool  # borrowed by the C side
+        numbers = hash_block_size, alignment, max_model_len, -1 if interval is None else interval, flags
         self._c: Any = ffi.gc(
-            lib.shms_kvcache_new(
-                pool._c, len(groups), kinds, sizes, params, hash_block_size, alignment, max_model_len, flags
-            ),
-            lib.shms_kvcache_free,
+            lib.shms_kvcache_new(pool._c, len(groups), kinds, sizes, params, *numbers), lib.shms_kvcache_free
         )
         if not self._c:
             raise MemoryError("no memory for block tables")
         self._hold = held(self._c)
-        if interval is not None:
-            lib.shms_kvcache_thin(self._c, interval)
         self.n_groups = len(groups)
         self._requests: dict[str, Any] = {}
         self._answer = self._found = _new(_REQUEST)

@@ -33,7 +33,7 @@ TEST(refusals_change_nothing) {
             two[] = {2};
     int64_t params[] = {0};
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
-    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, -1, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(3, 0), *none = chain(0, 0);
     shms_kv_request request = {0}, *r = &request;
     CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 17, 0, 17, 0, 0, 0, none, NULL, NULL) == SHMS_KV_ENOHASH);
@@ -74,14 +74,10 @@ TEST(refusals_change_nothing) {
 TEST(numbers_whose_sum_overflows_are_refused) {
     int32_t kinds[] = {SHMS_KV_MAMBA}, sizes[] = {1 << 20}, chunks[] = {SHMS_KV_CHUNK}, ones[] = {1},
             windows[] = {SHMS_KV_WINDOW};
-    int64_t params[] = {INT64_MAX}, zero[] = {0}, fours[] = {4}, limit = (int64_t)1 << 60;
+    int64_t params[] = {INT64_MAX}, fours[] = {4}, limit = (int64_t)1 << 60;
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
     shms_hashlist *hashes = chain(8, 0);
-    CHECK(!shms_kvcache_new(pool, 1, chunks, sizes, zero, 4, 4, 1 << 20, SHMS_KV_CACHING));
-    int32_t unknown[] = {SHMS_KV_CROSS + 1}, of_draft[] = {SHMS_KV_CHUNK | SHMS_KV_EAGLE};
-    CHECK(!shms_kvcache_new(pool, 1, unknown, sizes, zero, 4, 4, 1 << 20, SHMS_KV_CACHING));
-    CHECK(!shms_kvcache_new(pool, 1, of_draft, sizes, (int64_t[]){8}, 4, 4, 1 << 20, SHMS_KV_CACHING));
-    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, 0);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, -1, 0);
     for (int i = 0; i < 3; i++) { /* a need that overflows an int64, as a product or a sum, is refused */
         CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 0, 9, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
         kv->groups[0].param = i ? ((int64_t)1 << 44) - 1 : (int64_t)1 << 44;
@@ -114,15 +110,15 @@ TEST(numbers_whose_sum_overflows_are_refused) {
     for (int i = 0; i < 16; i++)
         many[i] = 1;
     int32_t full[16] = {SHMS_KV_FULL};
-    kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, 0); /* 16 times 2^60 is 0 */
+    kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, -1, 0); /* 16 times 2^60 is 0 */
     CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 0, limit - 1, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
     shms_kvcache_free(kv);
-    kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, SHMS_KV_CACHING);
+    kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, -1, SHMS_KV_CACHING);
     CHECK(shms_kvcache_find(kv, r, hashes, limit - 1) == 0 &&
           shms_kvcache_find(kv, r, hashes, limit) == SHMS_KV_EARGUMENT);
     shms_kvcache_free(kv);
     /* one token for each block: as many ids as tokens, four bytes each */
-    kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, SHMS_KV_CACHING);
+    kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, -1, SHMS_KV_CACHING);
     const int64_t far[] = {-2,        INT64_MIN, (int64_t)INT32_MAX + 1, (int64_t)1 << 40,
                            limit - 1, limit,     ((int64_t)1 << 62) + 1, INT64_MAX};
     for (size_t i = 0; i < sizeof far / sizeof *far; i++)
@@ -135,7 +131,7 @@ TEST(numbers_whose_sum_overflows_are_refused) {
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 3, (int64_t)1 << 62, 0) == SHMS_KV_ENOHASH);
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 0, 9, 0) == SHMS_KV_ENOHASH && shms_blockpool_n_keys(pool) == 0);
     shms_kvcache_free(kv);
-    kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, 0);
+    kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, -1, 0);
     CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 3, 0, 3, 0, 0, 0, hashes, NULL, NULL) == 0 && r->settled == 3);
     shms_kvcache_free(kv);
     shms_hashlist_free(hashes);
@@ -150,7 +146,7 @@ TEST(a_lookup_without_memory_returns_an_error) {
     struct rlimit before, tight;
     shms_kv_request request = {0}, *r = &request;
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
-    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 1, 1, INT64_MAX, SHMS_KV_CACHING);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 1, 1, INT64_MAX, -1, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(3, 0);
     CHECK(getrlimit(RLIMIT_AS, &before) == 0);
     tight = before;
@@ -177,7 +173,7 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
     if (flags & SHMS_KV_AHEAD)
         kinds[1] |= SHMS_KV_EAGLE;
     shms_blockpool *pool = shms_blockpool_new(30, order);
-    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, sizes[1], 90, flags);
+    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, sizes[1], 90, -1, flags);
     struct {
         shms_kv_request c;
         int64_t tokens, computed;
