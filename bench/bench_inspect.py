@@ -19,7 +19,7 @@ from statistics import median, quantiles
 import torch
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
-from shmstore.inspect import StoreInspector
+from shmstore.inspect.inspector import StoreInspector
 
 WINDOW = 0.03
 SETTLE = 0.03

@@ -14,7 +14,8 @@ import torch
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle, UnsupportedValueError, scheduler
 from shmstore.errors import CacheMissError, UnknownTypeError, cut, listed, shown
-from shmstore.inspect import StoreInspector, parse_tree
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.tree import parse_tree
 from shmstore.multimodal import (
     MultiModalBatchedField,
     MultiModalCacheConfig,

@@ -1,16 +1,14 @@
-"""The segments of this host, who maps them, and the removal of dead ones."""
+"""The segments of this host, and the removal of dead ones."""
 
 import os
 from dataclasses import fields
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import ShmStoreError
-from shmstore.files import DIRECTORY, PREFIX, Holders, classify, holders
+from shmstore.files import DIRECTORY, PREFIX, classify
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
 from shmstore.store.refusals import cannot_open
-
-__all__ = ["Holders", "find_segments", "holders", "look_at", "remove_segment"]
 
 
 def find_segments() -> list[SegmentInfo]:

@@ -23,7 +23,9 @@ from shmstore.cli import main as cli
 from shmstore.cli.commands import bench, top
 from shmstore.cli.commands.tables import make_fitting_table
 from shmstore.cli.main import all_commands
-from shmstore.inspect import StoreInspector, look_at, ring_map
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.ring import ring_map
+from shmstore.inspect.segments import look_at
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, poke, running
 from tests.support import SHM, Child, Stores, store_name
 

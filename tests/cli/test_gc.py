@@ -12,7 +12,8 @@ import pytest
 from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
 from shmstore.bindings import inspect as native
 from shmstore.cli import main as cli
-from shmstore.inspect import holders, look_at, remove_segment
+from shmstore.files import holders
+from shmstore.inspect.segments import look_at, remove_segment
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, piped, running, stop
 from tests.support import SHM, Child, store_name
 

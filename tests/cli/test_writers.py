@@ -8,8 +8,8 @@ import pytest
 
 from shmstore import ObjectStoreWriter
 from shmstore.cli.commands.top import Watcher
-from shmstore.inspect import StoreInspector, ring_map
-from shmstore.inspect.ring import LEGEND
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.ring import LEGEND, ring_map
 from tests.inspect.cases import OPTIONS, case, fill, piped, three_writers
 from tests.support import SHM, store_name
 

@@ -11,8 +11,9 @@ import torch
 
 from shmstore import CorruptStoreError, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
 from shmstore.bindings import inspect as native
-from shmstore.inspect import StoreInspector, load_tensor, parse_tree
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import HELD, LIVE, mark_of
+from shmstore.inspect.tree import load_tensor, parse_tree
 from shmstore.serde import MsgpackSerde, register_type
 from tests.inspect.cases import OPTIONS, fill, running, three_writers
 from tests.support import SHM, Child, Stores, in_child, is_mapped, length_of, raises, span_of, store_name

@@ -16,7 +16,8 @@ import torch
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import inspect as native
 from shmstore.bindings.store import MAX_WRITERS
-from shmstore.inspect import StoreInspector, VerifyReport, verify
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.verify import VerifyReport, verify
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, fill, peek, piped, poke, running, stop, three_writers
 from tests.layout import FIELDS
 from tests.support import SHM, Stores, store_name

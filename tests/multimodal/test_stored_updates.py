@@ -22,7 +22,8 @@ import torch
 from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle
 from shmstore.bindings import store as native
 from shmstore.errors import CorruptStoreError, TierError
-from shmstore.inspect import StoreInspector, parse_tree
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.tree import parse_tree
 from shmstore.multimodal import CacheTypes, ResolvedPromptUpdate, ShmObjectStoreSenderCache
 from shmstore.multimodal.caches import stored_updates
 from shmstore.multimodal.values.types import MULTIMODAL

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import shmstore.multimodal  # noqa: F401 - registers its types
 from shmstore.errors import CorruptStoreError, UnsupportedValueError
-from shmstore.inspect import parse_tree
+from shmstore.inspect.tree import parse_tree
 from shmstore.serde import Encoded, PickleSerde, TensorSpec, registry
 from shmstore.serde.decode import make_plan
 from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, MAX_SAME_HASH, OBJECT, TENSOR, TUPLE

@@ -20,7 +20,7 @@ from shmstore import (
     StoreFullError,
     TensorSpec,
 )
-from shmstore.inspect import StoreInspector
+from shmstore.inspect.inspector import StoreInspector
 from tests.support import Stores, bits, random_tensor, span_of, store_name
 
 SIZE = 900

@@ -29,7 +29,8 @@ from shmstore import (
 from shmstore.bindings import inspect as native
 from shmstore.bindings.inspect import probe
 from shmstore.bindings.store import MAX_WRITERS
-from shmstore.inspect import StoreInspector, verify
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.verify import verify
 from shmstore.store import leftovers
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer

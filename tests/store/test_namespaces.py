@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from shmstore import ObjectExistsError, ObjectNotFoundError, ObjectStoreWriter, namespaces
-from shmstore.inspect import StoreInspector, verify
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.verify import verify
 from shmstore.store.arguments import MAX_KEY, packed_key
 from tests.inspect.cases import piped
 from tests.support import Stores, raises, state

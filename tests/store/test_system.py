@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, errors
-from shmstore.inspect import StoreInspector, find_segments, look_at, verify
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.segments import find_segments, look_at
+from shmstore.inspect.verify import verify
 from tests.layout import FIELDS
 from tests.store.test_segments import mount_small, put_word
 from tests.support import SHM, Stores, in_child, raises, random_tensor, segments, store_name

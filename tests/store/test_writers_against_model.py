@@ -21,7 +21,7 @@ from shmstore import (
     StaleRefError,
     StoreFullError,
 )
-from shmstore.inspect import verify
+from shmstore.inspect.verify import verify
 from tests.support import bits, random_tensor, store_name
 
 WRITERS, RANKS, GROUPS = range(3), range(4), [3, 1]

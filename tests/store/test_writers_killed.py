@@ -24,7 +24,7 @@ from shmstore import (
     StaleRefError,
     StoreFullError,
 )
-from shmstore.inspect import verify
+from shmstore.inspect.verify import verify
 from tests.support import Child, bits, random_tensor
 
 WRITERS, RANKS, GROUPS, KEYS = 3, 4, [2, 2], 60

@@ -9,7 +9,7 @@ from shmstore.bindings._shmstore import ffi
 
 from shmstore import ObjectStoreWriter
 from shmstore.errors import TierFullError
-from shmstore.inspect import StoreInspector
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.store.stats import TierStats
 from shmstore.tiers import StoreTier
 from tests.inspect.cases import peek, piped, poke

@@ -17,7 +17,7 @@ import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle
 from shmstore.errors import CacheMissError, WriterActiveError
-from shmstore.inspect import StoreInspector
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.multimodal import MultiModalCacheConfig, ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
 from shmstore.tiers.relay_client import RelayClient
 from tests.multimodal import worker

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from shmstore.files import PREFIX
-from shmstore.inspect.segments import holders
+from shmstore.files import PREFIX, holders
 from shmstore.integrations.vllm import compare
 
 collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*"]

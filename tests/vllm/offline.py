@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shmstore.inspect import find_segments
+from shmstore.inspect.segments import find_segments
 from tests.vllm.inputs import film, film_prompt, photograph, picture_prompt
 
 Tokens = list[list[int]]

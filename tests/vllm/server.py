@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 from PIL import Image
 
-from shmstore.inspect import StoreInspector, find_segments
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.segments import find_segments
 from tests.vllm.inputs import message
 
 START, END = 420.0, 60.0

@@ -35,7 +35,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 import shmstore
 from shmstore.bindings.inspect import probe
-from shmstore.inspect import StoreInspector
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.integrations.vllm import items, register, seams, shared
 from shmstore.integrations.vllm import sender as sender_module
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items

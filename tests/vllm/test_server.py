@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shmstore import ObjectStoreWriter, StoreNotFoundError
-from shmstore.inspect import find_segments
+from shmstore.inspect.segments import find_segments
 from tests.vllm.inputs import photograph
 from tests.vllm.server import Server, server
 from tests.vllm.traffic import LONG, Traffic

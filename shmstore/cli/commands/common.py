@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shmstore.cli.command import EXIT_WRONG
 
 if TYPE_CHECKING:
-    from shmstore.inspect import WriterInfo
+    from shmstore.inspect.records import WriterInfo
     from shmstore.store.stats import TierStats
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -38,19 +38,11 @@ from shmstore.cli.commands.tables import (
     save_picture,
     writers_table,
 )
-from shmstore.inspect import (
-    LeaseInfo,
-    SlotInfo,
-    StoreFacts,
-    StoreInspector,
-    StoreSnapshot,
-    TreeNode,
-    damage,
-    load_tensor,
-    parse_tree,
-    ring_map,
-)
-from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.records import LeaseInfo, SlotInfo, StoreFacts, StoreSnapshot
+from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of, ring_map
+from shmstore.inspect.tree import TreeNode, load_tensor, parse_tree
+from shmstore.inspect.verify import damage
 from shmstore.store.stats import MORE_HITS
 
 _ROWS = 20

@@ -9,7 +9,9 @@ from shmstore.cli.commands.common import add_json, age, complain, print_json, si
 from shmstore.cli.commands.ls import owner
 from shmstore.cli.commands.tables import cell, make_console, make_table
 from shmstore.errors import ShmStoreError, listed
-from shmstore.inspect import Holders, SegmentInfo, find_segments, holders, look_at, remove_segment
+from shmstore.files import Holders, holders
+from shmstore.inspect.records import SegmentInfo
+from shmstore.inspect.segments import find_segments, look_at, remove_segment
 
 _GRACE_SECONDS = 10
 """A creator takes its lock right after it has made the file, so a younger file without a lock may get one."""

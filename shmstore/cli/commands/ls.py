@@ -8,7 +8,9 @@ from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_json, age, complain, print_json, ratio, size, writers
 from shmstore.cli.commands.tables import make_console, make_fitting_table
 from shmstore.errors import ShmStoreError
-from shmstore.inspect import SegmentInfo, StoreInspector, find_segments
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.records import SegmentInfo
+from shmstore.inspect.segments import find_segments
 from shmstore.inspect.verify import damage
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shmstore.cli.commands.common import ratio, shown, size, span
-from shmstore.inspect import ReaderInfo, WriterInfo
+from shmstore.inspect.records import ReaderInfo, WriterInfo
 from shmstore.store.stats import KindStats
 
 _PLAIN_WIDTH = 200

@@ -42,7 +42,9 @@ from shmstore.cli.commands.tables import (
     writers_table,
 )
 from shmstore.errors import ShmStoreError
-from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.records import ReaderInfo, SegmentInfo, StoreFacts
+from shmstore.inspect.segments import find_segments, look_at
 from shmstore.store.stats import MORE_HITS, Counts, KindStats
 
 _RATES = ("puts", "put_bytes", "hits", "adopted", "misses", "evictions", "refusals", *MORE_HITS.values())

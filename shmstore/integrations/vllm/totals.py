@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from shmstore.errors import ShmStoreError
-from shmstore.inspect import StoreInspector
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.metrics import store_totals
 
 
