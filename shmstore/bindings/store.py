@@ -211,21 +211,6 @@ def await_creation(name: str, seconds: float) -> None:
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = (
-        "_hold",
-        "_w",
-        "arena",
-        "damaged",
-        "groups",
-        "kinds",
-        "max_object_size",
-        "n_readers",
-        "n_writers",
-        "spare",
-        "store_id",
-        "storing",
-    )
-
     def __init__(self, box: Any) -> None:
         self._w = owned(box)
         self._hold = held(self._w)
