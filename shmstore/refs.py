@@ -144,11 +144,9 @@ class StoreHandle:
         if not isinstance(fields, dict):
             raise ValueError(f"not a store handle: {shown(text)} is not a JSON object")
         kinds = {"name": str, "store_id": int, "n_readers": int}
-        if missing := [name for name in kinds if name not in fields]:
-            raise ValueError(f"not a store handle: {shown(text)} lacks {listed(missing)}")
         if more := [name for name in fields if name not in kinds]:
             raise ValueError(f"not a store handle: {shown(text)} has unknown fields: {listed(more)}")
         for name, kind in kinds.items():
-            if type(fields[name]) is not kind:
-                raise ValueError(f"not a store handle: {shown(text)}; {name} must be of type {kind.__name__}")
+            if type(fields.get(name)) is not kind:
+                raise ValueError(f"not a store handle: {shown(text)}; {name} must be there, of type {kind.__name__}")
         return cls(**fields)
