@@ -27,7 +27,7 @@ FileState = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFile:
     """A file in /dev/shm, and what it is."""
 
@@ -44,13 +44,13 @@ class SegmentFile:
     modified_at: float
     """When the file's size was set; the age of a file whose superblock says none."""
     owner_uid: int
-    writer_alive: bool
+    writer_alive: bool = True
     """Whether a process holds the lock of a writer; True if that cannot be known."""
-    writers: int | None
+    writers: int | None = None
     """How many writers it is for; None if it is not "ok"."""
-    writers_alive: int | None
-    ranks_alive: int
-    ephemeral: bool
+    writers_alive: int | None = None
+    ranks_alive: int = 0
+    ephemeral: bool = False
     """Whether its name was generated and its processes are dead: the next `create` of its user removes it."""
 
     @property
@@ -134,11 +134,6 @@ def _not_opened(name: str, state: FileState) -> SegmentFile:
         inode=stat.st_ino,
         modified_at=stat.st_mtime,
         owner_uid=stat.st_uid,
-        writer_alive=True,  # unknown, so it must not count as dead
-        writers=None,
-        writers_alive=None,
-        ranks_alive=0,
-        ephemeral=False,
     )
 
 

@@ -64,7 +64,7 @@ class StoreFacts(SeenCounts):
     writers: tuple[WriterInfo, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentInfo(SegmentFile):
     """A file in /dev/shm that is a store or the remains of one."""
 
