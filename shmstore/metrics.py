@@ -4,12 +4,8 @@
     collector.watch(writer)                     # or a reader, or a multi-modal cache
     prometheus_client.REGISTRY.register(collector)
 
-This module counts nothing. A scrape calls `stats()` of each watched object. The store keeps these counts anyway, so
-`put` and `get` cost the same with and without a collector. The next scrape leaves out objects that were closed or
-garbage-collected. Each process serves its own part: the API server its writer, a worker its reader.
-
-The counts of a store are in its segment and continue after `recover`. The counts of a cache start at 0 with its process
-and after `clear_cache`. `rate()` treats that as the reset of a counter.
+A scrape calls `stats()` of each watched object, so `put` and `get` cost the same without a collector. It leaves out
+objects that were closed or garbage-collected.
 """
 
 import threading

@@ -15,9 +15,6 @@
  * enough. A second lap also takes what was used. The choice stays valid over a yield, as far as it goes: the next call
  * visits the chosen objects again and goes on behind them.
  *
- * Moving what stays to the end is what the second CLOCK buys: the chosen objects are always first, so a choice goes on
- * after a yield without visiting again what is held. The hand of the ring would visit the objects of all kinds.
- *
  * The lists are private memory of the writer, and exist only if some kind has a quota.
  */
 #ifndef SHMS_KINDS_H

@@ -275,11 +275,7 @@ class EncoderCacheManager(_Reserving):
     `cache_size` is the capacity in embeddings. An item is ``request.mm_features[i]``, and its size is the number of
     embeddings that its placeholder's mask selects. Every i that a request has taken counts once, even if two of them
     have the same content. With the last user, an entry becomes the newest of those that may be evicted; the oldest is
-    evicted first. ValueError for an item of another size than the cached entry. A call that raises leaves everything as
-    it was, except that an interrupted `free` or `unreserve` may have given up some items.
-
-    `cached` and `freeable` are by content hash. The answer of `can_allocate` holds until the next hit, reservation or
-    allocation. A scheduler that asks about all items of a request before it allocates any asks by `reserve`.
+    evicted first. ValueError for an item of another size than the cached entry; a call that raises changes nothing.
     """
 
     _keeps_unused = True

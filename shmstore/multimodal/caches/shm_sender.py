@@ -9,9 +9,6 @@ lease is open, and no new object is there. What was evicted to make room stays e
 
 Threads that store or delete take the lock `_storing`, also while bytes are copied: a key that one of them is storing
 can be handed out to none of the others yet. Hits take no lock and never wait.
-
-Each hand-out opens a lease, which ends when every worker has read it. If a request ends earlier, `release` ends its
-leases. The store never overwrites an item that a worker may still read.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ Dicts and keyword arguments are hashed in the order of their encoded keys, becau
 orders. Memory layout is not content: a transposed view hashes like its contiguous copy. Dtypes in which some bytes may
 belong to no value are refused.
 
-Ambiguous values are refused, because they could share a hash with different content. The main example is an image of
-several frames. A caller may mean the current frame, as image processors do, or all frames. Reading all frames would
-also change the caller's image: it would move to another frame and lose what was drawn on it.
+An image of several frames is refused: a caller may mean the current frame or all of them, and reading all would change
+the caller's image, which would move to another frame and lose what was drawn on it.
 """
 
 from __future__ import annotations
