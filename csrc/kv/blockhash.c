@@ -93,15 +93,11 @@ static const uint8_t item_tag[] = {0x83, 0x62, 'm', 'm'}; /* an array of three t
 static const uint8_t embed_tag[] = {0x82, 0x66, 'e', 'm', 'b', 'e', 'd', 's'};
 
 /* Writes tokens and extras of the block that begins at token s. Items before *skip end at or before s. */
-static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const void *tokens, int32_t token_bytes,
+static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const int64_t *tokens,
                          const shms_blockhash_extras *x, int64_t *skip, const uint8_t *embed) {
     p = put_head(p, 0x80, (uint64_t)block_size);
-    if (token_bytes == 4)
-        for (int32_t i = 0; i < block_size; i++)
-            p = put_int(p, ((const int32_t *)tokens)[i]);
-    else
-        for (int32_t i = 0; i < block_size; i++)
-            p = put_int(p, ((const int64_t *)tokens)[i]);
+    for (int32_t i = 0; i < block_size; i++)
+        p = put_int(p, tokens[i]);
     int64_t e = s + block_size, n = 0, last = *skip;
     while (*skip < x->n_items && x->items[3 * *skip] + x->items[3 * *skip + 1] <= s)
         ++*skip;
@@ -149,9 +145,8 @@ static const uint8_t *embed_of(const shms_blockhash_extras *x, int64_t i) {
     return i < x->n_embeds ? x->embeds + 32 * i : NULL;
 }
 
-static int refuses(int64_t first, int64_t n_blocks, int32_t block_size, int32_t token_bytes,
-                   const shms_blockhash_extras *x) {
-    if (first < 0 || n_blocks < 0 || block_size < 1 || (token_bytes != 4 && token_bytes != 8))
+static int refuses(int64_t first, int64_t n_blocks, int32_t block_size, const shms_blockhash_extras *x) {
+    if (first < 0 || n_blocks < 0 || block_size < 1)
         return 1;
     if (n_blocks > INT64_MAX / block_size - first)
         return 1;
@@ -164,9 +159,9 @@ static int refuses(int64_t first, int64_t n_blocks, int32_t block_size, int32_t 
 }
 
 int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks,
-                          int32_t block_size, const void *tokens, int32_t token_bytes, const shms_blockhash_extras *x) {
+                          int32_t block_size, const void *tokens, const shms_blockhash_extras *x) {
     uint8_t small[1024], *message = small, seed[32];
-    if (refuses(first, n_blocks, block_size, token_bytes, x))
+    if (refuses(first, n_blocks, block_size, x))
         return SHMS_KV_EARGUMENT;
     if (shms_blockhash_ready())
         return SHMS_KV_ENOLIB;
@@ -188,10 +183,9 @@ int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t fir
     message[2] = 0x20;
     uint8_t *hash = out->data + out->n * SHMS_HASH_BYTES;
     for (int64_t i = 0; i < n_blocks; i++, hash += SHMS_HASH_BYTES) {
-        const uint8_t *block = (const uint8_t *)tokens + i * block_size * (int64_t)token_bytes;
+        const int64_t *block = (const int64_t *)tokens + i * block_size;
         memcpy(message + 3, parent, 32);
-        uint8_t *end =
-            put_body(message + 35, (first + i) * block_size, block_size, block, token_bytes, x, &skip, embed_of(x, i));
+        uint8_t *end = put_body(message + 35, (first + i) * block_size, block_size, block, x, &skip, embed_of(x, i));
         sha_digest(hash, message, (size_t)(end - message));
         parent = hash;
     }
@@ -203,9 +197,8 @@ int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t fir
 }
 
 int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks,
-                              int32_t block_size, const void *tokens, int32_t token_bytes,
-                              const shms_blockhash_extras *x) {
-    if (refuses(first, n_blocks, block_size, token_bytes, x))
+                              int32_t block_size, const void *tokens, const shms_blockhash_extras *x) {
+    if (refuses(first, n_blocks, block_size, x))
         return SHMS_KV_EARGUMENT;
     int64_t bound = shms_blockhash_bound(n_blocks, block_size, x);
     if (bound < 0 || bound > room)
@@ -213,8 +206,8 @@ int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t
     uint8_t *p = out;
     int64_t skip = 0;
     for (int64_t i = 0; i < n_blocks; i++) {
-        const uint8_t *block = (const uint8_t *)tokens + i * block_size * (int64_t)token_bytes;
-        p = put_body(p, (first + i) * block_size, block_size, block, token_bytes, x, &skip, embed_of(x, i));
+        const int64_t *block = (const int64_t *)tokens + i * block_size;
+        p = put_body(p, (first + i) * block_size, block_size, block, x, &skip, embed_of(x, i));
         ends[i] = p - out;
     }
     return p - out;

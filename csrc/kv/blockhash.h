@@ -47,13 +47,11 @@ typedef struct shms_blockhash_extras {
 
 int shms_blockhash_ready(void);                /* 0: libcrypto was found and works; NOLIB */
 int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks,
-                          int32_t block_size, const void *tokens, int32_t token_bytes,
-                          const shms_blockhash_extras *extras);
-/* Appends to `out` the hashes of blocks first .. first+n_blocks-1. Their tokens (int32 or int64: token_bytes) begin at
+                          int32_t block_size, const void *tokens, const shms_blockhash_extras *extras);
+/* Appends to `out` the hashes of blocks first .. first+n_blocks-1. Their tokens (int64) begin at
  * `tokens`; parent is 32 bytes. After NOLIB, MEMORY, WIDTH or ARGUMENT, nothing is appended. */
 int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks,
-                              int32_t block_size, const void *tokens, int32_t token_bytes,
-                              const shms_blockhash_extras *extras);
+                              int32_t block_size, const void *tokens, const shms_blockhash_extras *extras);
 /* Writes the messages without array header and parent, one after the other, and the end of each into `ends`. Returns
  * the bytes used. FULL: more than `room`; see shms_blockhash_bound. */
 int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_blockhash_extras *extras);

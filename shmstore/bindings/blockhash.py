@@ -52,15 +52,11 @@ class HashExtras:
 NO_EXTRAS: Final = HashExtras()
 
 
-def _token_bytes(tokens: Sequence[int]) -> tuple[bytes, int]:
-    n = len(tokens)
+def _token_bytes(tokens: Sequence[int]) -> bytes:
     try:
-        return struct.pack(f"{n}i", *tokens), 4
-    except struct.error:  # beyond 31 bits, or not an integer
-        try:
-            return struct.pack(f"{n}q", *tokens), 8
-        except struct.error as error:
-            raise ValueError(f"token ids are integers of at most 64 bits: {error}") from None
+        return struct.pack(f"{len(tokens)}q", *tokens)
+    except struct.error as error:
+        raise ValueError(f"token ids are integers of at most 64 bits: {error}") from None
 
 
 def sha256_chain(
@@ -70,11 +66,11 @@ def sha256_chain(
 
     `parent` is the hash of the block before, or the seed hash. RuntimeError without libcrypto; see `sha256_ready`.
     """
-    raw, width = _token_bytes(tokens)
+    raw = _token_bytes(tokens)
     if len(parent) != HASH_BYTES:  # C copies this many
         raise refusal(lib.SHMS_KV_EWIDTH)
     n = len(tokens) // block_size
-    rc = lib.shms_blockhash_extend(out._c, parent, first, n, block_size, raw, width, extras._c)
+    rc = lib.shms_blockhash_extend(out._c, parent, first, n, block_size, raw, extras._c)
     if rc == lib.SHMS_KV_ENOLIB:
         raise RuntimeError(MEANINGS[rc])
     check(rc)
@@ -85,11 +81,11 @@ def digest_chain(
     extras: HashExtras,
 ) -> list[bytes]:  # fmt: skip
     """Return the hashes by any `digest`; C writes the messages, and `digest` is called once for each block."""
-    raw, width = _token_bytes(tokens)
+    raw = _token_bytes(tokens)
     n, c_extras = len(tokens) // block_size, extras._c
     room = check(lib.shms_blockhash_bound(n, block_size, c_extras))
     out, ends = ffi.new("uint8_t[]", room + 1), ffi.new("int64_t[]", n + 1)
-    rc = check(lib.shms_blockhash_bodies(out, room, ends, first, n, block_size, raw, width, c_extras))
+    rc = check(lib.shms_blockhash_bodies(out, room, ends, first, n, block_size, raw, c_extras))
     bodies: bytes = ffi.buffer(out, rc)[:]
     head = b"\x83" + (b"\x58" + bytes([len(parent)]) if len(parent) > 23 else bytes([0x40 + len(parent)]))
     hashes: list[bytes] = []

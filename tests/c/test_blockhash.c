@@ -19,7 +19,7 @@ TEST(the_bound_is_enough_for_either_form) {
     for (x.tagged = 0; x.tagged < 2; x.tagged++) {
         int64_t bound = shms_blockhash_bound(1, 1, &x);
         uint8_t *out = malloc((size_t)bound); /* the address sanitizer watches its end */
-        CHECK(shms_blockhash_bodies(out, bound, &end, first, 1, 1, &token, 8, &x) > 0 && end <= bound);
+        CHECK(shms_blockhash_bodies(out, bound, &end, first, 1, 1, &token, &x) > 0 && end <= bound);
         free(out);
     }
 }
@@ -27,7 +27,6 @@ TEST(the_bound_is_enough_for_either_form) {
 static void blocks_one_by_one_hash_as_all_at_once(int32_t tagged) {
     enum { N = 37, SIZE = 5 };
     int64_t tokens[N * SIZE], items[] = {3, 20, 5, 3, 0, 9, 20, 30, 11, 90, 1, 15}, ends[N];
-    int32_t narrow[N * SIZE];
     uint8_t embeds[32 * 4] = {9}, seed[32] = {7};
     shms_blockhash_extras x = {.lora = (const uint8_t *)"\x61L",
                                .lora_len = 2,
@@ -45,28 +44,27 @@ static void blocks_one_by_one_hash_as_all_at_once(int32_t tagged) {
                                .n_embeds = 4,
                                .tagged = tagged};
     for (int i = 0; i < N * SIZE; i++)
-        tokens[i] = narrow[i] = (i * 7919) % 70000;
+        tokens[i] = (i * 7919) % 70000;
     int64_t room = shms_blockhash_bound(N, SIZE, &x);
     uint8_t *bodies = malloc((size_t)room);
-    CHECK(shms_blockhash_bodies(bodies, room, ends, 0, N, SIZE, tokens, 8, &x) > 0);
+    CHECK(shms_blockhash_bodies(bodies, room, ends, 0, N, SIZE, tokens, &x) > 0);
     if (shms_blockhash_ready()) {
         printf("no libcrypto here: only the messages were checked\n");
         free(bodies);
         return;
     }
     shms_hashlist *list = shms_hashlist_new(), *pieces = shms_hashlist_new();
-    CHECK(shms_blockhash_extend(list, seed, 0, N, SIZE, narrow, 4, &x) == 0 && list->n == N);
+    CHECK(shms_blockhash_extend(list, seed, 0, N, SIZE, tokens, &x) == 0 && list->n == N);
     /* block by block; the parent is in the list, which grows and moves */
     for (int i = 0; i < N; i++) {
         shms_blockhash_extras one = x;
         one.embeds = i < 4 ? embeds + 32 * i : NULL;
         one.n_embeds = i < 4;
         const uint8_t *before = i ? pieces->data + 32 * (i - 1) : seed;
-        CHECK(shms_blockhash_extend(pieces, before, i, 1, SIZE, tokens + SIZE * i, 8, &one) == 0);
+        CHECK(shms_blockhash_extend(pieces, before, i, 1, SIZE, tokens + SIZE * i, &one) == 0);
     }
     CHECK(!memcmp(pieces->data, list->data, 32 * N));
-    CHECK(shms_blockhash_extend(list, seed, 0, 1, SIZE, tokens, 3, &x) == SHMS_KV_EARGUMENT && list->n == N);
-    CHECK(shms_blockhash_extend(list, seed, -1, 1, SIZE, tokens, 8, &x) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_extend(list, seed, -1, 1, SIZE, tokens, &x) == SHMS_KV_EARGUMENT);
     shms_hashlist_free(list);
     shms_hashlist_free(pieces);
     free(bodies);
@@ -92,23 +90,22 @@ TEST(numbers_whose_sum_overflows_are_refused) {
     shms_hashlist *list = shms_hashlist_new();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         shms_blockhash_extras x = {.items = cases[i].items, .n_items = 2, .idents = (const uint8_t *)"\x63img\x63png"};
-        int64_t n = shms_blockhash_bodies(out, sizeof out, ends, 0, 2, 4, tokens, 8, &x);
+        int64_t n = shms_blockhash_bodies(out, sizeof out, ends, 0, 2, 4, tokens, &x);
         CHECK(cases[i].refused ? n == SHMS_KV_EARGUMENT : n > 0);
         if (shms_blockhash_ready())
             continue;
-        CHECK(shms_blockhash_extend(list, seed, 0, 2, 4, tokens, 8, &x) == (cases[i].refused ? SHMS_KV_EARGUMENT : 0));
+        CHECK(shms_blockhash_extend(list, seed, 0, 2, 4, tokens, &x) == (cases[i].refused ? SHMS_KV_EARGUMENT : 0));
     }
     shms_blockhash_extras none = {0}, salted = {.salt = seed, .salt_len = INT64_MAX};
     const int64_t n = INT64_MAX / 4, len = list->n;
-    CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4, 1, 4, tokens, 8, &none) == SHMS_KV_EARGUMENT);
-    CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4 - 1, 1, 4, tokens, 8, &none) > 0);
-    CHECK(shms_blockhash_bodies(out, INT64_MAX, ends, 0, n, 4, tokens, 8, &none) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4, 1, 4, tokens, &none) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4 - 1, 1, 4, tokens, &none) > 0);
+    CHECK(shms_blockhash_bodies(out, INT64_MAX, ends, 0, n, 4, tokens, &none) == SHMS_KV_EARGUMENT);
     CHECK(shms_blockhash_bound(n, 4, &none) == SHMS_KV_EARGUMENT &&
           shms_blockhash_bound(-1, 4, &none) == SHMS_KV_EARGUMENT);
     CHECK(shms_blockhash_bound(1, 4, &salted) == SHMS_KV_EARGUMENT &&
           shms_blockhash_bound(1, 0, &none) == SHMS_KV_EARGUMENT);
-    CHECK(shms_blockhash_ready() ||
-          shms_blockhash_extend(list, seed, 0, 1, 4, tokens, 8, &salted) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_ready() || shms_blockhash_extend(list, seed, 0, 1, 4, tokens, &salted) == SHMS_KV_EARGUMENT);
     CHECK(list->n == len);
     shms_hashlist_free(list);
 }
