@@ -10,14 +10,6 @@ MORE_HITS = {1.5: "more_hits_at_1_5x", 2: "more_hits_at_2x", 4: "more_hits_at_4x
 """The fields that say what a larger store would have done, by factors of the capacity."""
 
 
-def more_hits_at(counts: Any, factor: float) -> int:
-    """Return the field of that factor; ValueError if there is none."""
-    if factor not in MORE_HITS:
-        raise ValueError(f"factor must be 1.5, 2 or 4, not {shown(factor)}")
-    more: int = getattr(counts, MORE_HITS[factor])
-    return more
-
-
 @dataclass(frozen=True, slots=True)
 class KindStats:
     """What a store holds of one kind of objects."""
@@ -120,8 +112,10 @@ class WriterCounters:
 
     def hit_ratio_at(self, factor: float) -> float:
         """Return the hit ratio that a store of 1.5, 2 or 4 times the capacity would have had, as this one estimates."""
+        if factor not in MORE_HITS:
+            raise ValueError(f"factor must be 1.5, 2 or 4, not {shown(factor)}")
         given = self.hits + self.puts
-        return (self.hits + more_hits_at(self, factor)) / given if given else 0.0
+        return (self.hits + float(getattr(self, MORE_HITS[factor]))) / given if given else 0.0
 
 
 @dataclass(frozen=True, slots=True)
