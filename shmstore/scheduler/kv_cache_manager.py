@@ -70,10 +70,13 @@ def _eagle_groups(groups: Sequence[KVCacheGroupSpec], use_eagle: bool) -> tuple[
     return drops, len(groups) > 1 and (bool(marked) or not full_and_another)
 
 
-def _no_request(given: object) -> TypeError:
-    return TypeError(
-        f"request must have the attributes of a Request (not its id alone), and this has not: {shown(given)}"
-    )
+def _id_of(request: RequestLike) -> str:
+    try:
+        return request.request_id
+    except AttributeError:
+        raise TypeError(
+            f"request must have the attributes of a Request (not its id alone), and this has not: {shown(request)}"
+        ) from None
 
 
 class KVCacheManager:
@@ -193,12 +196,9 @@ class KVCacheManager:
         Add no reference: until `allocate_slots` has the blocks, they may be handed out to other requests. With
         `record_stats=False`, do not count the look-up: call `record_prefix_cache_stats` when the request is scheduled.
         """
-        try:
-            skip = request.skip_reading_prefix_cache
-        except AttributeError as error:
-            raise _no_request(request) from error
+        _id_of(request)
         self.shared_prefix_boundary = 0
-        if skip or not self.enable_caching:
+        if request.skip_reading_prefix_cache or not self.enable_caching:
             return self.empty_kv_cache_blocks, 0
         num_tokens = request.num_tokens
         hashes = request.block_hashes
@@ -282,11 +282,7 @@ class KVCacheManager:
                 pass  # it is not a request
         if num_new_tokens < 1 and (num_new_tokens or not num_external_computed_tokens):
             raise ValueError("num_new_tokens must be greater than 0")
-        try:
-            seen = request.num_computed_tokens
-            request_id = request.request_id
-        except AttributeError as error:
-            raise _no_request(request) from error
+        request_id, seen = _id_of(request), request.num_computed_tokens
         tables = self._tables
         ids, counts = b"" if new_computed_blocks is None else new_computed_blocks.packed_ids, None
         if ids and new_computed_blocks is not None:
@@ -358,10 +354,7 @@ class KVCacheManager:
 
     def free(self, request: RequestLike) -> None:
         """Give the request's blocks back, so that its last are reused first; do nothing for an unknown request."""
-        try:
-            self._tables.release(request.request_id)
-        except AttributeError as error:
-            raise _no_request(request) from error
+        self._tables.release(_id_of(request))
 
     def pop_blocks_for_free(self, request: RequestLike) -> list[KVCacheBlock]:
         """Forget the request, and return its blocks with their references, group after group.
@@ -379,10 +372,7 @@ class KVCacheManager:
         check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
         if not self.enable_caching:
             return
-        try:
-            request_id = request.request_id
-        except AttributeError as error:
-            raise _no_request(request) from error
+        request_id = _id_of(request)
         if request_id not in self._tables:
             if num_computed_tokens >= min(self._sizes):
                 raise ValueError(f"request {shown(request_id)} has no blocks to cache: call allocate_slots first")
