@@ -1,11 +1,7 @@
 /*
  * shmstore.h - a shared-memory object store: one writer, many readers, no locks between them.
  *
- * WHAT IT IS. A store is one file in /dev/shm. Its writer puts objects (a key, some metadata, a payload) into a ring
- * and hands out references of 40 bytes. Readers, one process per rank, turn a reference into a pointer into the same
- * pages. Reading copies nothing. What a dead process held can be reclaimed at once, without any repair. The writer
- * never waits for a reader. A reader waits for the writer only if it meets an unfinished eviction: some hundred
- * nanoseconds, and at most a second if the writer is stopped there.
+ * WHAT IT IS: docs/concepts/design.md.
  *
  *     shms_writer *w;                                     shms_reader *r;
  *     shms_options o = {.capacity = 1 << 30,              shms_reader_attach(&r, "frames", 0, NULL);
@@ -22,7 +18,6 @@
  * has returned.
  *
  * CAVEATS.
- *  - A view's bytes are mapped read-only. Writing to them is SIGSEGV, by design.
  *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock. The child inherits
  *    mappings, but no pins, so it must not read the parent's views.
  *  - shms_reader_close releases the rank only when the last view is gone. Leases no longer wait for it: its views hold
@@ -31,8 +26,6 @@
  *  - After shms_writer_close the segment's pages stay until the last process that maps them is gone.
  *  - If a program closes file descriptors that it does not own, no lock ends, but the store can no longer probe locks.
  *    It then takes every process for alive: what a dead one held stays until the store is opened again.
- *  - A tag protects against accidents and outsiders. It does not protect against an attached rank, which maps the
- *    secrets that tags are made of.
  */
 #ifndef SHMSTORE_H
 #define SHMSTORE_H
