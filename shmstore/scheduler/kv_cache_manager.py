@@ -196,9 +196,13 @@ class KVCacheManager:
         Add no reference: until `allocate_slots` has the blocks, they may be handed out to other requests. With
         `record_stats=False`, do not count the look-up: call `record_prefix_cache_stats` when the request is scheduled.
         """
-        _id_of(request)
+        try:
+            skip = request.skip_reading_prefix_cache
+        except AttributeError:
+            _id_of(request)
+            raise
         self.shared_prefix_boundary = 0
-        if request.skip_reading_prefix_cache or not self.enable_caching:
+        if skip or not self.enable_caching:
             return self.empty_kv_cache_blocks, 0
         num_tokens = request.num_tokens
         hashes = request.block_hashes
