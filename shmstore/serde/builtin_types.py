@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmstore.serde.dtypes import SHARED
 from shmstore.serde.registry import register_type
 
-NUMPY_SCALARS: tuple[type[np.generic], ...] = (
-    *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
-    *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
-)
-"""The numpy scalars whose size is the same on every host."""
+NUMPY_SCALARS: tuple[type[np.generic], ...] = tuple(np.dtype(name).type for name in SHARED)
+"""Those whose size is the same on every host."""
 
 
 def _from_bytes(dtype: "np.dtype[Any]") -> Callable[[Any], Any]:

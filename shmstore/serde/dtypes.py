@@ -41,11 +41,11 @@ class TorchKind(NamedTuple):
     """The torch dtype of `carrier`; it is `dtype` itself if numpy has it."""
 
 
-_SHARED = (
+SHARED = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-_NATIVE = {getattr(torch, name): np.dtype(name) for name in _SHARED}
+_NATIVE = {getattr(torch, name): np.dtype(name) for name in SHARED}
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # A quantised dtype is useless without its scale, which is not part of the dtype.
 _QUANTISED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
