@@ -10,7 +10,7 @@ objects that were closed or garbage-collected.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ from shmstore.multimodal import (
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
 )
-from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.store import KindStats, ObjectStoreReader, ObjectStoreWriter
 from shmstore.store.stats import MORE_HITS
 
 try:
@@ -163,32 +163,38 @@ _FAMILIES = (
 )
 
 
-def store_totals(facts: Any, name: str) -> list[Metric]:
-    """Return the metrics of a whole store, summed over its writers; `facts` is what `StoreInspector.facts` returns."""
-    return [
-        family.metric([((name,), _figure(facts, field))]) for field, family in _STORE.items() if hasattr(facts, field)
-    ]
+def store_totals(facts: Any, kinds: Mapping[str, KindStats], name: str) -> Iterable[Metric]:
+    """Return the metrics of a whole store, summed over its writers; from what `StoreInspector` says."""
+    return _metrics(_read_store(facts, kinds, name))
 
 
-def _figure(record: Any, field: str) -> float:
-    value: float = getattr(record, field)
-    return value - 1 if field == "next_lease" else value  # the first lease has number 1
+_Found: TypeAlias = Iterable[tuple[_Family, _Sample]]
 
 
-_Found: TypeAlias = Iterator[tuple[_Family, _Sample]]
+def _metrics(found: _Found) -> list[Metric]:
+    samples: dict[_Family, list[_Sample]] = {family: [] for family in _FAMILIES}
+    for family, sample in found:
+        samples[family].append(sample)
+    return [family.metric(ours) for family, ours in samples.items()]
 
 
 def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
     stats = writer.stats()
     which = (str(writer.index),) if writer.n_writers > 1 else ()
+    return _read_store(stats, stats.kinds, name, *which)
+
+
+def _read_store(stats: Any, kinds: Mapping[str, KindStats], name: str, *which: str) -> _Found:
+    """Read `stats` of one writer, or of all: these lack what only a writer's process knows."""
     for field, family in _STORE.items():
-        yield family, ((name, *which), _figure(stats, field))
+        if (value := getattr(stats, field, None)) is not None:
+            yield family, ((name, *which), value - 1 if field == "next_lease" else value)  # the first has number 1
     for factor, field in MORE_HITS.items():
         yield _MORE_HITS, ((name, str(factor), *which), getattr(stats, field))
     if stats.tier is not None:
         for field, family in _TIER.items():
             yield family, ((name, *which), getattr(stats.tier, field))
-    for kind, has in stats.kinds.items():
+    for kind, has in kinds.items():
         for field, family in _KIND.items():
             if (value := getattr(has, field)) is not None:
                 yield family, ((name, kind, *which), value)
@@ -280,19 +286,16 @@ class ShmStoreCollector(Collector):
         with self._lock:
             self._forget_dead()
             watched = list(self._watched.values())
-        samples: dict[_Family, list[_Sample]] = {family: [] for family in _FAMILIES}
+        found: list[tuple[_Family, _Sample]] = []
         for one in watched:
             target = one.target()
             if target is None:
                 continue
             try:
-                found = list(one.read(target, one.name))
+                found += list(one.read(target, one.name))
             except StoreClosedError:
                 self.forget(target)
-                continue
-            for family, sample in found:
-                samples[family].append(sample)
-        return [family.metric(ours) for family, ours in samples.items()]
+        return _metrics(found)
 
 
 def _parts(target: Any, name: str | None) -> list[tuple[Any, str | None]]:

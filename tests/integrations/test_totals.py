@@ -31,8 +31,8 @@ def test_a_scrape_sums_over_the_writers_of_the_last_store(
     show_totals("another-store-that-is-gone")
     first = stores.create(n_writers=2)
     with ObjectStoreWriter.join(first.handle) as second:
-        first.put("a", b"1")
-        second.put("b", b"2")
+        first.put("a", b"1", kind="image")
+        second.put("b", b"2", kind="image")
         second.get_cached("a")
         show_totals(first.name)
         shown = scrape()
@@ -40,5 +40,6 @@ def test_a_scrape_sums_over_the_writers_of_the_last_store(
         assert [f'shmstore_{name}_total{{store="{first.name}"}} {value}.0'] == [
             line for line in shown.splitlines() if line.startswith(f"shmstore_{name}_total")
         ]
+    assert f'shmstore_kind_objects{{kind="image",store="{first.name}"}} 2.0' in shown
     first.close()
     assert "shmstore" not in scrape()

@@ -26,6 +26,6 @@ def show_totals(name: str) -> None:
     def with_totals(self: MultiProcessCollector) -> Iterator[Metric]:
         yield from theirs(self)
         with suppress(ShmStoreError), StoreInspector.open(name) as inspector:  # a store that is gone has no figures
-            yield from store_totals(inspector.facts(), name)
+            yield from store_totals(inspector.facts(), inspector.kinds(), name)
 
     MultiProcessCollector.collect = with_totals  # type: ignore[method-assign]
