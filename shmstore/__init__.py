@@ -50,9 +50,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the rest of the public names, and torch with them, when the first one is used.
+    """Import the rest of the public names, and numpy with them, when the first one is used.
 
-    So `shmstore verify --quick`, which an orchestrator runs every few seconds, starts without torch.
+    So `shmstore verify --quick`, which an orchestrator runs every few seconds, starts without numpy.
     """
     if name not in (*__all__, "serde", "store"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,13 +7,14 @@ the source is dropped after the event has come: at the next call here, or when a
 
 import os
 from contextlib import nullcontext
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from shmstore.errors import DeviceError
+from shmstore.serde.tensors import load_torch
 
-_cuda: Any = torch.cuda  # tests have a stand-in
+if TYPE_CHECKING:
+    import torch
+
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: the device needs it for pages that this process may not write
 
 
@@ -22,7 +23,7 @@ class _Copy:
 
     __slots__ = ("event", "source")
 
-    def __init__(self, source: torch.Tensor) -> None:
+    def __init__(self, source: "torch.Tensor") -> None:
         self.source = source
         self.event: Any = None
 
@@ -31,34 +32,38 @@ _in_flight: set[_Copy] = set()  # without a lock: each change is one operation
 os.register_at_fork(after_in_child=_in_flight.clear)  # they are the parent's, and CUDA does not survive a fork
 
 
+def _cuda() -> Any:  # tests have a stand-in
+    return load_torch().cuda
+
+
 def require_cuda() -> None:
     """Raise DeviceError if this process cannot use CUDA."""
-    if not _cuda.is_available():
+    if not _cuda().is_available():
         raise DeviceError
 
 
-def upload(source: torch.Tensor, device: torch.device, stream: Any = None) -> torch.Tensor:
+def upload(source: "torch.Tensor", device: "torch.device", stream: Any = None) -> "torch.Tensor":
     """Copy a host tensor to a CUDA device, on `stream` or the current one, and keep it until the copy is done.
 
     Returns at once if the memory is page-locked. Work on the same stream sees the copy; other streams must wait for it.
     """
     release_done()
-    copy = _Copy(source)
+    cuda, copy = _cuda(), _Copy(source)
     _in_flight.add(copy)  # before the copy begins, so that an interrupt leaves the source alive
     try:
-        with _cuda.device(device), nullcontext() if stream is None else _cuda.stream(stream):
+        with cuda.device(device), nullcontext() if stream is None else cuda.stream(stream):
             there = _to(source, device)
-            event = _cuda.Event()
+            event = cuda.Event()
             event.record()
             copy.event = event
             return there
     except BaseException:
-        _cuda.synchronize()
+        cuda.synchronize()
         _in_flight.discard(copy)
         raise
 
 
-def _to(source: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _to(source: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
     return source.to(device, non_blocking=True)
 
 
@@ -89,7 +94,7 @@ class HostMemory:
         self._pid = os.getpid()
         self.nbytes = nbytes
         require_cuda()
-        self._cudart = cudart = _cuda.cudart()
+        self._cudart = cudart = _cuda().cudart()
         codes = []
         for flags in (_READ_ONLY, 0):  # a device that does not know the flag may not need it
             code = int(cudart.cudaHostRegister(address, nbytes, flags))

@@ -18,6 +18,7 @@ __all__ = [
     "ForeignStoreError",
     "KVCacheMemoryError",
     "LayoutMismatchError",
+    "MissingExtraError",
     "NestingError",
     "ObjectBusyError",
     "ObjectExistsError",
@@ -406,6 +407,22 @@ class SerdeError(ShmStoreError, ValueError):
 
     default_message = "the serializer returned an invalid encoding"
     default_hint = "return what shmstore.serde.ObjectSerde says for encode() and layout(), as MsgpackSerde() does"
+
+
+class MissingExtraError(ShmStoreError, ImportError):
+    """`what` needs a package that is not installed, and that the extra of the name `extra` brings."""
+
+    default_message = "an optional package is not installed"
+    default_hint = "in a checkout of shmstore: pip install '.[EXTRA]'"
+
+    what: str = ""
+    extra: str = ""
+
+    def _usual_message(self) -> str:
+        return f"{self.what} needs the extra {self.extra}" if self.extra else self.default_message
+
+    def _usual_hint(self) -> str:
+        return self.default_hint.replace("EXTRA", self.extra or "EXTRA")
 
 
 class DeviceError(ShmStoreError, RuntimeError):

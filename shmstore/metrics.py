@@ -8,22 +8,14 @@ A scrape calls `stats()` of each watched object, so `put` and `get` cost the sam
 objects that were closed or garbage-collected.
 """
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shmstore.errors import StoreClosedError
-from shmstore.multimodal import (
-    BaseMultiModalProcessorCache,
-    CacheInfo,
-    LRUCache,
-    MirroredProcessingCache,
-    MultiModalReceiverCache,
-    ShmObjectStoreReceiverCache,
-    ShmObjectStoreSenderCache,
-)
+from shmstore.errors import MissingExtraError, StoreClosedError
 from shmstore.store import KindStats, ObjectStoreReader, ObjectStoreWriter
 from shmstore.store.stats import MORE_HITS
 
@@ -31,20 +23,23 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError as error:
-    raise ImportError(
-        "shmstore.metrics needs prometheus_client; in the source tree: pip install '.[metrics]'"
-    ) from error
+    raise MissingExtraError(what="shmstore.metrics", extra="metrics") from error
+
+if TYPE_CHECKING:  # it needs torch, and stores do not
+    from shmstore.multimodal import (
+        BaseMultiModalProcessorCache,
+        CacheInfo,
+        LRUCache,
+        MirroredProcessingCache,
+        MultiModalReceiverCache,
+        ShmObjectStoreReceiverCache,
+    )
 
 __all__ = ["ShmStoreCollector", "Watchable", "store_totals"]
 
 Watchable: TypeAlias = (
-    ObjectStoreWriter
-    | ObjectStoreReader
-    | BaseMultiModalProcessorCache
-    | MultiModalReceiverCache
-    | ShmObjectStoreReceiverCache
-    | MirroredProcessingCache
-    | LRUCache[Any, Any]
+    "ObjectStoreWriter | ObjectStoreReader | BaseMultiModalProcessorCache | MultiModalReceiverCache | "
+    "ShmObjectStoreReceiverCache | MirroredProcessingCache | LRUCache[Any, Any]"
 )
 """The types that `ShmStoreCollector.watch` takes."""
 
@@ -206,18 +201,25 @@ def _read_reader(reader: ObjectStoreReader, name: str) -> _Found:
         yield family, ((name, str(reader.rank)), getattr(stats, field))
 
 
+def _is_cache(target: Any, *names: str) -> bool:
+    """Return whether `target` is of one of these types of shmstore.multimodal; there is none before that is loaded."""
+    loaded = sys.modules.get("shmstore.multimodal")
+    return isinstance(target, tuple(getattr(loaded, name, ()) for name in names))
+
+
 def _read_cache(cache: Any, name: str) -> _Found:
     labels = (name, type(cache).__name__)
-    items = cache if isinstance(cache, LRUCache) else getattr(cache, "order", None)
+    lru = _is_cache(cache, "LRUCache")
+    items = cache if lru else getattr(cache, "order", None)
     if items is not None:
         yield _CACHE["items"], (labels, len(items))
-    if isinstance(cache, MultiModalReceiverCache):  # nobody asks it for items, so it has no hits
+    if _is_cache(cache, "MultiModalReceiverCache"):  # nobody asks it for items, so it has no hits
         yield _CACHE["used"], (labels, cache.nbytes)
         return
-    counts: CacheInfo = cache.stat() if isinstance(cache, LRUCache) else cache.make_stats()
+    counts: CacheInfo = cache.stat() if lru else cache.make_stats()
     yield _CACHE["hits"], (labels, counts.hits)
     yield _CACHE["total"], (labels, counts.total)
-    if isinstance(cache, ShmObjectStoreSenderCache):
+    if _is_cache(cache, "ShmObjectStoreSenderCache"):
         inline = {"full": cache.inline_full, "too_large": cache.inline_too_large, "late": cache.inline_late}
         for reason, count in inline.items():
             yield _INLINE, ((*labels, reason), count)
@@ -300,9 +302,9 @@ class ShmStoreCollector(Collector):
 
 def _parts(target: Any, name: str | None) -> list[tuple[Any, str | None]]:
     """Return what is shown of an object, and the name of each."""
-    if isinstance(target, ShmObjectStoreReceiverCache):
+    if _is_cache(target, "ShmObjectStoreReceiverCache"):
         return [(target.reader, name)]
-    return [(target, name), *([(target.writer, None)] if isinstance(target, ShmObjectStoreSenderCache) else [])]
+    return [(target, name), *([(target.writer, None)] if _is_cache(target, "ShmObjectStoreSenderCache") else [])]
 
 
 def _watched(target: Any, name: str | None) -> _Watched:
@@ -312,7 +314,8 @@ def _watched(target: Any, name: str | None) -> _Watched:
     if isinstance(target, ObjectStoreReader):
         shown = target.name if name is None else name
         return _Watched(weakref.ref(target), shown, ("reader", shown, str(target.rank)), _read_reader)
-    if isinstance(target, (BaseMultiModalProcessorCache, MultiModalReceiverCache, MirroredProcessingCache, LRUCache)):
+    caches = ("BaseMultiModalProcessorCache", "MultiModalReceiverCache", "MirroredProcessingCache", "LRUCache")
+    if _is_cache(target, *caches):
         shown = "default" if name is None else name
         return _Watched(weakref.ref(target), shown, ("cache", shown, type(target).__name__), _read_cache)
     raise TypeError(f"target must be a writer, a reader or a cache of shmstore, not {type(target).__name__}")

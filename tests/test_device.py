@@ -90,7 +90,7 @@ class Cuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     stand_in = Cuda()
-    monkeypatch.setattr(module, "_cuda", stand_in)
+    monkeypatch.setattr(module, "_cuda", lambda: stand_in)
     monkeypatch.setattr(module, "_to", stand_in.copy)
     yield stand_in
     module.finish()

@@ -13,6 +13,7 @@ from shmstore.errors import (
     CacheMissError,
     ForeignStoreError,
     KVCacheMemoryError,
+    MissingExtraError,
     SharedMemoryError,
     ShmStoreError,
     StoreExistsError,
@@ -50,6 +51,7 @@ BUILT_IN = {
     "NestingError": ValueError,
     "SerdeError": ValueError,
     "DeviceError": RuntimeError,
+    "MissingExtraError": ImportError,
     "KVCacheMemoryError": ValueError,
 }
 CLASSES: list[type[Any]] = [getattr(errors, name) for name in BUILT_IN]
@@ -89,6 +91,7 @@ EXAMPLES = [
     CacheMissError(["a", "b"]),
     CacheMissError(("a",), "gone", hint="again"),
     UnknownTypeError(type_name="mod.Foo"),
+    MissingExtraError(what="a tensor", extra="torch"),
     UnsupportedValueError("value[1]: no serializer for Foo", path="value[1]"),
 ]
 

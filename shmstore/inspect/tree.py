@@ -11,7 +11,7 @@ import numpy as np
 from shmstore.errors import CorruptStoreError, ObjectNotFoundError, cut, listed, shown
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SlotInfo
-from shmstore.serde.dtypes import TORCH_BY_NAME, numpy_dtype_from_wire
+from shmstore.serde.dtypes import carrier_of, numpy_dtype_from_wire
 from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE, parse
 
 _MARKS = {mark.code: mark for mark in (TUPLE, INT, TENSOR, ARRAY, OBJECT)}
@@ -116,10 +116,10 @@ def _key(key: Any) -> str:
 def _dtype(node: tuple[Any, ...]) -> "tuple[str, np.dtype[Any]]":
     """Return the name of a leaf's dtype and the numpy dtype that carries its bits."""
     if node[0] == TENSOR:
-        kind = TORCH_BY_NAME.get(node[1]) if type(node[1]) is str else None
-        if kind is None:
+        carrier = carrier_of(node[1]) if type(node[1]) is str else None
+        if carrier is None:
             raise _wrong(f"holds a tensor of unknown dtype {shown(node[1])}")
-        return kind.name, kind.carrier
+        return node[1], carrier
     try:
         dtype = numpy_dtype_from_wire(node[1])
     except ValueError as error:

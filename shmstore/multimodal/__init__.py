@@ -1,7 +1,7 @@
 """Caches of preprocessed multi-modal items: don't preprocess twice, don't send twice.
 
 The API server has a processor cache, the engine core or the workers a receiver cache; `MultiModalCacheConfig` says
-which, and the factories build them.
+which, and the factories build them. It needs torch, which the extra ``torch`` brings.
 """
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache

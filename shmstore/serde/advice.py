@@ -8,26 +8,25 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
-import torch
 
-from shmstore.serde.dtypes import MAX_NDIM, TORCH_KINDS
+from shmstore.serde import tensors
 from shmstore.serde.protocol import TensorSpec
 
 _REGISTER = "or register its type (shmstore.serde.register_type)"
 
 
-def _for_tensor(tensor: torch.Tensor) -> str | None:
+def _for_tensor(tensor: Any) -> str | None:
     if tensor.is_nested:
         return "store the list of its tensors, tensor.unbind(), or torch.nested.to_padded_tensor(tensor, ...)"
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not tensors.strided:
         return "store tensor.to_dense(), or its indices and values as separate tensors"
-    if tensor.dtype not in TORCH_KINDS:
+    if tensor.dtype not in tensors.KINDS:
         return "store tensor.dequantize(), or tensor.int_repr() with its scale and zero point"
     if tensor.is_meta:
         return "give it bytes (torch.empty_like(..., device='cpu')), or use it as a template of reserve()"
-    if tensor.dim() > MAX_NDIM:
+    if tensor.dim() > tensors.MAX_NDIM:
         return "store tensor.flatten() and its shape"
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) not in (tensors.Tensor, tensors.Parameter):
         return f"store tensor.as_subclass(torch.Tensor), {_REGISTER}"
     return "store tensor.clone(), made outside of any transform and before its storage is freed"
 
@@ -62,7 +61,7 @@ _ADVICE: tuple[tuple[Any, str], ...] = (  # the first one counts
 
 def advice_for(value: Any) -> str | None:
     """Return the hint for a value that cannot be stored; None if the error's default hint is the best."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, tensors.Tensor):
         return _for_tensor(value)
     if isinstance(value, np.ndarray):
         return _for_array(value)
@@ -78,7 +77,7 @@ def advice_for(value: Any) -> str | None:
 
 def advice_for_key(key: Any) -> str:
     """Return the hint for a dict key that cannot be stored."""
-    if isinstance(key, (np.generic, torch.Tensor, np.ndarray)):
+    if isinstance(key, (np.generic, tensors.Tensor, np.ndarray)):
         return "use key.item() as the key, if it is a number"
     if isinstance(key, enum.Enum):
         return "use its .value or its .name as the key"

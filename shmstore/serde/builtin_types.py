@@ -1,14 +1,12 @@
-"""Further types that processors of Hugging Face and others return, registered like any other type.
+"""numpy's scalars, which processors of Hugging Face and others return, registered like any other type.
 
-A numpy scalar travels as its bytes and `torch.Size` travels as a tuple. A numpy scalar is not a leaf, because `reserve`
-leaves out the bytes of leaves.
+One travels as its bytes. It is not a leaf, because `reserve` leaves out the bytes of leaves.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from shmstore.serde.dtypes import SHARED
 from shmstore.serde.registry import register_type
@@ -25,12 +23,5 @@ def _from_bytes(dtype: "np.dtype[Any]") -> Callable[[Any], Any]:
     return make
 
 
-def _size(tree: Any) -> torch.Size:
-    if type(tree) is not tuple:
-        raise TypeError(f"expected a tuple, got {type(tree).__name__}")
-    return torch.Size(tree)
-
-
-register_type("torch.Size", torch.Size, tuple, _size)
 for _scalar in NUMPY_SCALARS:
     register_type(f"numpy.{_scalar.__name__}", _scalar, _scalar.tobytes, _from_bytes(np.dtype(_scalar)))

@@ -10,16 +10,13 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown
+from shmstore.serde import tensors
 from shmstore.serde.dtypes import (
-    MAX_NDIM,
     NUMPY_MAX_NDIM,
-    TORCH_BY_NAME,
     is_hollow,
     numpy_dtype_from_wire,
-    torch_viewer,
 )
 from shmstore.serde.protocol import ALIGNMENT
 from shmstore.serde.registry import BY_NAME
@@ -155,6 +152,8 @@ class _Compiler:
     def registered(self, node: tuple[Any, ...], depth: int) -> Build:
         if len(node) != 3 or type(node[1]) is not str:
             raise CorruptStoreError("the meta bytes hold a malformed registered value")
+        if node[1] == "torch.Size":
+            tensors.load_torch()  # which registers it
         registration = BY_NAME.get(node[1])
         if registration is None:
             raise UnknownTypeError(type_name=node[1])
@@ -201,13 +200,14 @@ class _Compiler:
     def tensor(self, node: tuple[Any, ...]) -> Build:
         if len(node) < 3 or type(node[1]) is not str:
             raise CorruptStoreError("the meta bytes hold a malformed tensor")
-        kind = TORCH_BY_NAME.get(node[1])
+        torch = tensors.load_torch()
+        kind = tensors.KINDS_BY_NAME.get(node[1])
         if kind is None:
             raise CorruptStoreError(
                 f"the meta bytes hold a tensor of unknown dtype {shown(node[1])}",
                 hint="use one version of torch on both sides; the writer's may be newer",
             )
-        offset, shape, nbytes = self.place(node, kind.itemsize, MAX_NDIM)
+        offset, shape, nbytes = self.place(node, kind.itemsize, tensors.MAX_NDIM)
         dtype = kind.dtype
         if nbytes == 0:  # no bytes to view or pin
             try:
@@ -220,7 +220,7 @@ class _Compiler:
         if self.mode == "device":
             end, carried = offset + nbytes, kind.carrier_torch
             return lambda payload: payload[1][offset:end].view(carried).view(shape).view(dtype)
-        view = torch_viewer(kind, shape, offset)
+        view = tensors.viewer(kind, shape, offset)
         if self.mode != "copy":
             return view
         carrier = kind.carrier_torch

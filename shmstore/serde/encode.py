@@ -6,15 +6,15 @@ because an OrderedDict, a namedtuple or an IntEnum would come back as another ty
 
 import ctypes
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
-import torch
 
 from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError, cut, shown
+from shmstore.serde import tensors
 from shmstore.serde.advice import advice_for, advice_for_key
-from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_KINDS, is_hollow, numpy_dtype_to_wire, torch_view
+from shmstore.serde.dtypes import NUMPY_MAX_NDIM, is_hollow, numpy_dtype_to_wire
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
 from shmstore.serde.registry import BY_CLASS
 from shmstore.serde.wire import (
@@ -30,9 +30,9 @@ from shmstore.serde.wire import (
     crowded,
 )
 
-_Tensor = torch.Tensor
-_Parameter = torch.nn.Parameter
-_strided = torch.strided
+if TYPE_CHECKING:
+    import torch
+
 _addressof = ctypes.addressof
 _from_buffer = ctypes.c_char.from_buffer
 
@@ -104,7 +104,7 @@ class _Walk:
 
     def value(self, value: Any, depth: int) -> None:
         kind = type(value)
-        if kind is _Tensor or kind is _Parameter:
+        if kind is tensors.Tensor or kind is tensors.Parameter:
             self.tensor(value)
         elif kind in ATOMS:
             self.pack(value)
@@ -179,6 +179,8 @@ class _Walk:
     def registered(self, value: Any, depth: int) -> None:
         registration = BY_CLASS.get(type(value))
         if registration is None:
+            if tensors.is_of_torch(type(value)):
+                return self.value(value, depth)
             raise _RefusedError(f"no serializer for {type(value).__name__}", advice_for(value))
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
@@ -209,18 +211,20 @@ class _Walk:
             raise ObjectTooLargeError(f"the value needs more than {MAX_NBYTES} bytes")
         return offset
 
-    def tensor(self, tensor: torch.Tensor) -> None:
-        if tensor.layout is not _strided:
+    def tensor(self, tensor: "torch.Tensor") -> None:
+        if tensor.layout is not tensors.strided:
             raise _RefusedError(f"no serializer for a tensor of layout {tensor.layout}", advice_for(tensor))
-        kind = TORCH_KINDS.get(tensor.dtype)
+        kind = tensors.KINDS.get(tensor.dtype)
         if kind is None:
             raise _RefusedError(f"no serializer for a tensor of dtype {tensor.dtype}", advice_for(tensor))
         if tensor.is_nested:
             raise _RefusedError("no serializer for a nested tensor", advice_for(tensor))
         shape = tensor.shape
         nbytes = tensor.numel() * kind.itemsize
-        if len(shape) > MAX_NDIM:
-            raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions", advice_for(tensor))
+        if len(shape) > tensors.MAX_NDIM:
+            raise _RefusedError(
+                f"no serializer for a tensor of more than {tensors.MAX_NDIM} dimensions", advice_for(tensor)
+            )
         if self.template:
             self.place(TENSOR, kind.name, shape, nbytes)
             return
@@ -265,12 +269,13 @@ class _Walk:
     def spec(self, spec: TensorSpec) -> None:
         count = math.prod(spec.shape)
         fields = None
-        if isinstance(spec.dtype, torch.dtype):
-            kind = TORCH_KINDS.get(spec.dtype)
+        if not isinstance(spec.dtype, np.dtype):
+            tensors.load_torch()
+            kind = tensors.KINDS.get(spec.dtype)
             if kind is None:
                 raise _RefusedError(f"no serializer for a tensor of dtype {spec.dtype}", None)
-            if len(spec.shape) > MAX_NDIM:
-                raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions", None)
+            if len(spec.shape) > tensors.MAX_NDIM:
+                raise _RefusedError(f"no serializer for a tensor of more than {tensors.MAX_NDIM} dimensions", None)
             nbytes, mark, wire = count * kind.itemsize, TENSOR, kind.name
         else:
             wire = _wire_of(spec.dtype)
@@ -306,9 +311,9 @@ def encode_tree(value: Any, *, template: bool = False) -> Encoded:
 
 def fill_leaf(dst: Any, source: Any) -> None:
     """Write `source`, a tensor or an array, in C order and one pass to `dst`, a writable buffer of its size."""
-    if isinstance(source, torch.Tensor):
-        kind = TORCH_KINDS[source.dtype]
-        view = torch_view(kind, tuple(source.shape), dst)
+    if isinstance(source, tensors.Tensor):
+        kind = tensors.KINDS[source.dtype]
+        view = tensors.viewer(kind, tuple(source.shape), 0)(dst)
         if kind.carrier_torch is source.dtype or source.is_conj() or source.is_neg():
             view.copy_(source)
         else:  # as integers, because some of these dtypes have no copy kernel

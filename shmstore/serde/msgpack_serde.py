@@ -1,15 +1,18 @@
 """`MsgpackSerde`, the default serializer: fast paths for usual values, and the general walk for all others."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from shmstore.errors import CorruptStoreError
+from shmstore.serde import tensors
 from shmstore.serde.decode import Mode, Plan, make_plan
 from shmstore.serde.encode import array_address, encode_tree, fill_leaf
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.registry import BY_CLASS
+
+if TYPE_CHECKING:
+    import torch
 
 _CACHE_ENTRIES = 2048
 _CACHED_META_BYTES = 2048
@@ -24,9 +27,7 @@ _PLANS: dict[Mode, dict[bytes, Plan]] = {"view": {}, "copy": {}, "write": {}, "d
 _VIEW_PLANS = _PLANS["view"]
 _FLAT_LEAVES = 16
 
-_Tensor = torch.Tensor
 _ndarray = np.ndarray
-_strided = torch.strided
 _new = tuple.__new__  # half the cost of the generated __new__ of a NamedTuple
 
 
@@ -66,12 +67,12 @@ class MsgpackSerde:
     def encode(self, value: Any) -> Encoded:
         """Take `value` apart, or raise UnsupportedValueError (TypeError) with the path of the part that it refuses."""
         kind = type(value)
-        if kind is _Tensor:
+        if kind is tensors.Tensor:
             # RuntimeError: a nested tensor has no shape, and a tensor inside a functorch transform has no address.
             try:
                 if (
                     value.is_cpu
-                    and value.layout is _strided
+                    and value.layout is tensors.strided
                     and value.is_contiguous()
                     and not value.is_neg()
                     and not value.is_conj()
@@ -106,6 +107,7 @@ class MsgpackSerde:
 
     def _encode_dict(self, tree: dict[Any, Any], value: Any) -> Encoded:
         """Encode `value`, which is `tree` itself or has a registered type with the tree `tree`."""
+        tensor, strided = tensors.Tensor, tensors.strided
         key: list[Any] = [type(value)]
         add = key.append
         leaves: list[Any] = []
@@ -117,10 +119,10 @@ class MsgpackSerde:
                     add(leaf)
                     continue
                 if not (
-                    type(leaf) is _Tensor
+                    type(leaf) is tensor
                     and type(name) is str
                     and leaf.is_cpu
-                    and leaf.layout is _strided
+                    and leaf.layout is strided
                     and leaf.is_contiguous()
                     and not leaf.is_neg()
                     and not leaf.is_conj()
@@ -166,7 +168,7 @@ class MsgpackSerde:
             raise CorruptStoreError(f"the payload has {len(payload)} bytes, and the meta bytes describe {needed}")
         return build(payload)
 
-    def decode_on_device(self, meta: bytes, payload: Any, there: torch.Tensor) -> Any:
+    def decode_on_device(self, meta: bytes, payload: Any, there: "torch.Tensor") -> Any:
         """Return the value with its tensors as views of `there`, the payload's bytes on a device; arrays are copies."""
         needed, build = _PLANS["device"].get(meta) or _plan(meta, "device")
         if len(payload) < needed:

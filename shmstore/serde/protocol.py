@@ -7,15 +7,18 @@ with the GIL released. `fill` writes leaves that need more than a plain copy.
 """
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import DTypeLike
 
 from shmstore.errors import shown
+
+if TYPE_CHECKING:
+    import torch
 
 ALIGNMENT = 64
 """Each leaf starts at a multiple of this many bytes from the start of the payload area; it is one cache line."""
@@ -114,9 +117,10 @@ class TensorSpec:
 
     if TYPE_CHECKING:  # the constructor takes more types than the fields have
 
-        def __init__(self, shape: Iterable[SupportsIndex], dtype: torch.dtype | DTypeLike) -> None: ...
+        def __init__(self, shape: Iterable[SupportsIndex], dtype: "torch.dtype | DTypeLike") -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
-        if not isinstance(self.dtype, torch.dtype):
+        torch = sys.modules.get("torch")  # only a process that has imported it has one of its dtypes
+        if torch is None or not isinstance(self.dtype, torch.dtype):
             object.__setattr__(self, "dtype", _numpy_dtype(self.dtype))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from shmstore.errors import shown
 from shmstore.serde.protocol import TensorSpec
@@ -28,9 +27,9 @@ class Registration(NamedTuple):
 BY_CLASS: dict[type, Registration] = {}
 BY_NAME: dict[str, Registration] = {}
 
-_BUILT_IN = {
+BUILT_IN: set[type] = {
     *(str, bytes, bytearray, int, float, bool, complex, type(None), dict, list, tuple, set, frozenset, object, type),
-    *(torch.Tensor, torch.nn.Parameter, np.ndarray, TensorSpec),
+    *(np.ndarray, TensorSpec),
 }
 
 
@@ -51,7 +50,11 @@ def register_type(name: str, cls: type[T], to_tree: Callable[[T], Any], from_tre
         raise TypeError(f"cls must be a class, not {shown(cls)}")
     if not callable(to_tree) or not callable(from_tree):
         raise TypeError(f"to_tree and from_tree must be callable, not {shown(to_tree)} and {shown(from_tree)}")
-    if cls in _BUILT_IN:
+    if cls.__module__.partition(".")[0] == "torch":
+        from shmstore.serde.tensors import load_torch  # not at the top: it needs the tables of this module
+
+        load_torch()
+    if cls in BUILT_IN:
         raise ValueError(f"cls must not be {cls.__name__}, which is part of the format itself")
     new = Registration(str(name), cls, to_tree, from_tree)
     for old in (BY_NAME.get(name), BY_CLASS.get(cls)):

@@ -4,10 +4,9 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from shmstore.bindings import store as native
 from shmstore.bindings.claims import Claims
@@ -24,6 +23,7 @@ from shmstore.errors import (
 )
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde
+from shmstore.serde.tensors import load_torch
 from shmstore.store import refusals
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
@@ -39,6 +39,9 @@ from shmstore.store.arguments import (
 from shmstore.store.claims import Claiming
 from shmstore.store.holds import PinnedRef
 from shmstore.store.stats import ReaderStats
+
+if TYPE_CHECKING:
+    import torch
 
 
 class _Watching(native.Reader):
@@ -233,7 +236,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         return self._registered.nbytes
 
     def get(
-        self, ref: ObjectRef, copy: bool = False, *, device: torch.device | str | None = None, stream: Any = None
+        self, ref: ObjectRef, copy: bool = False, *, device: "torch.device | str | None" = None, stream: Any = None
     ) -> Any:
         """Return the object as read-only views, which hold it until the last one is gone; acknowledge its lease.
 
@@ -249,7 +252,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         """
         where = None
         if device is not None:
-            there, copy = torch.device(device), True
+            there, copy = load_torch().device(device), True
             if there.type != "cpu":
                 where = there
                 require_cuda()
@@ -263,7 +266,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             payload = hidden(payload)
         if where is None or not isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
             return self._serde.decode(meta, payload, copy=copy)
-        host = torch.from_numpy(np.ndarray((len(payload),), np.uint8, payload))
+        host = load_torch().from_numpy(np.ndarray((len(payload),), np.uint8, payload))
         return self._serde.decode_on_device(meta, payload, upload(host, where, stream))
 
     def find(self, key: str, *, namespace: str | None = None) -> PinnedRef | None:

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shmstore.errors import TierError, TierFullError, cut
+from shmstore.errors import MissingExtraError, TierError, TierFullError, cut
 from shmstore.tiers import table
 from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
@@ -78,13 +78,13 @@ class MooncakeTier:
         timeout: float = 1.0,
         staging: int = 16 << 20,
     ) -> None:
-        """Connect to nothing yet. ImportError if Mooncake is not installed."""
+        """Connect to nothing yet. MissingExtraError if Mooncake is not installed."""
         if not master.rpartition(":")[2].isdecimal():
             raise ValueError(f"master must be 'host:port', not {master!r}")
         if staging < 2 * INLINE:
             raise ValueError(f"staging must be at least {2 * INLINE} bytes, not {staging!r}")
         if find_spec("mooncake") is None:
-            raise ImportError("mooncake:// needs the extra mooncake; in the source tree: pip install '.[mooncake]'")
+            raise MissingExtraError(what="mooncake://", extra="mooncake")
         self._settings = {
             "local_hostname": host,
             "metadata_server": metadata,

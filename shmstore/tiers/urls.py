@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-from shmstore.errors import kind_of, shown
+from shmstore.errors import MissingExtraError, kind_of, shown
 from shmstore.store.arguments import seconds_of
 from shmstore.tiers.protocol import Tier
 
@@ -27,8 +27,8 @@ def open_tier(url: str, **options: Any) -> Tier:
     `options` are the same ones, as values, and go before those of the URL. Characters of a password that mean
     something in a URL are written as %40 for "@", and so on.
 
-    Raises ValueError for a scheme or an option that is not known, and ImportError if the package of the back end is
-    not installed.
+    Raises ValueError for a scheme or an option that is not known, and MissingExtraError if the package of the back end
+    is not installed.
     """
     parts = _split(url)
     if parts.scheme not in _SCHEMES:
@@ -90,9 +90,7 @@ def _resp(parts: SplitResult, options: dict[str, Any]) -> Tier:
     try:
         from shmstore.tiers.resp import RespTier
     except ImportError as error:
-        raise ImportError(
-            f"{parts.scheme}:// needs the extra redis; in the source tree: pip install '.[redis]'"
-        ) from error
+        raise MissingExtraError(what=f"{parts.scheme}://", extra="redis") from error
     if not (parts.path if parts.scheme == "unix" else parts.hostname):
         raise ValueError(f"the URL must name a server, such as {parts.scheme}://{_RESP_EXAMPLES[parts.scheme]}")
     if parts.scheme != "unix" and re.fullmatch("(/[0-9]*)?", parts.path) is None:  # redis-py would ignore it

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from shmstore.errors import NestingError, UnsupportedValueError
 from shmstore.serde import ALIGNMENT, MsgpackSerde, ObjectSerde, PickleSerde, encode, msgpack_serde
 from shmstore.serde.builtin_types import NUMPY_SCALARS
-from shmstore.serde.dtypes import TORCH_KINDS
+from shmstore.serde.dtypes import carrier_of
+from shmstore.serde.tensors import KINDS, load_torch
 from shmstore.serde.wire import MAX_DEPTH
 from tests.serde.values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
 from tests.support import raises, run_all
 
-TORCH_DTYPES = sorted(TORCH_KINDS, key=str)
+load_torch()
+TORCH_DTYPES = sorted(KINDS, key=str)
 NUMPY_DTYPES = [
     *("?", "i1", "<i2", ">i2", "<i4", "<i8", ">i8", "u1", "<u2", "<u4", ">u4", "<u8", "l", "q"),
     *("<f2", ">f2", "<f4", ">f4", "<f8", "g", "<c8", ">c8", "<c16", "G"),
@@ -66,9 +68,19 @@ def test_an_array_of_every_dtype_and_shape_comes_back_bit_for_bit(dtype: Any) ->
 
 def test_no_dtype_of_this_torch_is_left_out_but_the_quantised() -> None:
     every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    assert {str(dtype) for dtype in every - set(TORCH_KINDS)} == {
+    assert {str(dtype) for dtype in every - set(KINDS)} == {
         *("torch.qint8", "torch.qint32", "torch.quint8", "torch.quint4x2", "torch.quint2x4")
     }
+    assert {str(dtype): kind.itemsize for dtype, kind in KINDS.items()} == {
+        f"torch.{kind.name}": kind.carrier.itemsize for kind in KINDS.values()
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["", "float", "qint8", "float24", "float9999", "xfloat8", "int", "dtype8", "float8-e4m3"]
+)
+def test_a_name_that_no_torch_dtype_has_is_carried_by_nothing(name: str) -> None:
+    assert carrier_of(name) is None
 
 
 @pytest.mark.parametrize("dtype", ["S0", "U0", "V0"])

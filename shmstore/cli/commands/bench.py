@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import torch
 
 from shmstore.bindings.store import space
 from shmstore.cli.command import EXIT_OK, Command
@@ -73,15 +72,14 @@ def _interleaved(
 def _measure_size(
     nbytes: int, writer: ObjectStoreWriter, reader: ObjectStoreReader, shared: Any, seconds: float
 ) -> Figure:
-    tensor = torch.ones(nbytes, dtype=torch.uint8)
-    source = tensor.numpy()
+    source = np.ones(nbytes, np.uint8)
     keys = (f"bench-{nbytes}-{i}" for i in itertools.count())
     places = itertools.cycle(shared[at : at + nbytes] for at in range(0, len(shared) - nbytes + 1, nbytes))
     put_us, copy_us = _interleaved(
-        [lambda: writer.put(next(keys), tensor), lambda: np.copyto(next(places), source)], seconds
+        [lambda: writer.put(next(keys), source), lambda: np.copyto(next(places), source)], seconds
     )
     writer.clear()
-    ref = writer.put("bench-read", tensor)
+    ref = writer.put("bench-read", source)
     (get_us,) = _interleaved([lambda: reader.get(ref)], seconds / 4)
     (hit_us,) = _interleaved([lambda: writer.get_cached("bench-read")], seconds / 4, writer.cancel)
     writer.clear()
@@ -121,7 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print_json({"ok": True, "machine": machine, "ring": ring, "figures": figures, "left_out": missing})
         return EXIT_OK
     console = make_console()
-    table = make_table(console, "", "tensor", "put", "numpy.copyto", "put / copy", "get", "hit")
+    table = make_table(console, "", "array", "put", "numpy.copyto", "put / copy", "get", "hit")
     for figure in figures:
         table.add_row(
             size(figure.nbytes),

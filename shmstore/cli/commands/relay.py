@@ -65,10 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     path = relay_path(arguments.store) if arguments.socket is None else checked_path(arguments.socket)
     logging.basicConfig(format="%(asctime)s shmstore relay: %(levelname)s: %(message)s")  # to stderr, from warnings on
     with ExitStack() as stack:
-        try:
-            back_end = open_tier(url)
-        except ImportError as error:
-            raise ValueError(error) from None  # which the command line prints
+        back_end = open_tier(url)
         stack.callback(back_end.close)
         writer = _open(arguments)
         stack.callback(partial(writer.close, unlink=arguments.create))

@@ -39,7 +39,7 @@ def _run_quick(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.quick:
         return _run_quick(arguments)
-    from shmstore.inspect.verify import verify  # not at the top, because it loads torch
+    from shmstore.inspect.verify import verify  # not at the top, because it loads numpy
 
     report = verify(arguments.name)
     if arguments.json:
