@@ -84,7 +84,6 @@ def the_inspector_shows_tensors(name: str) -> None:
     assert "bfloat16" in shown, shown
     assert "pixels" in shown
     said("verify", name)
-    said("ls", "--json")
 
 
 def metrics_show_a_store(writer: shmstore.ObjectStoreWriter) -> None:

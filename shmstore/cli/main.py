@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from shmstore import __version__
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.common import complain, print_json
 from shmstore.cli.commands.verify import COMMAND as VERIFY
@@ -37,6 +38,7 @@ def build_parser(commands: Sequence[Command] | None = None) -> argparse.Argument
     if commands is None:
         commands = all_commands()
     parser = _Parser(prog="shmstore", description="A shared-memory object store for the tensors of inference engines.")
+    parser.add_argument("--version", action="version", version=f"shmstore {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in commands:
         subparser = subparsers.add_parser(

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def test_a_quick_look_tells_a_living_writer_from_every_other_condition(condition
         )
     gone = piped("verify", name, "--quick")
     assert (1, True) == (gone.status, name in gone.err)
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    ran = piped("--version")
+    assert (0, f"shmstore {version('shmstore')}\n", "") == (ran.status, ran.out, ran.err)
 
 
 def test_a_quick_look_starts_without_what_takes_long_to_load() -> None:
