@@ -3,11 +3,12 @@
 PYTHON ?= python3
 VENV := .venv
 VLLM_VENV ?= .venv-vllm
+BASE_VENV := .venv-base
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python test-vllm lint model bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-base test-vllm lint model bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -27,6 +28,13 @@ test-python: $(VENV)/.dev $(VENV)/.demo $(VENV)/.built
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone' $(ARGS); most=$$?; \
 	$(BIN)/python -m pytest -m 'alone and not slow' $(ARGS); \
 	case "$$most $$?" in "0 0"$(if $(ARGS), | "0 5" | "5 0")) ;; *) exit 1 ;; esac
+
+# In an environment that has only what `pip install .` brings: no torch, and at most 120 MB.
+test-base: $(VENV)/.venv
+	$(PYTHON) -m venv --clear --without-pip $(BASE_VENV)
+	PIP_PYTHON=$(BASE_VENV)/bin/python $(PIP) .
+	$(BASE_VENV)/bin/python tests/without_torch.py
+	@size=$$(du -sm $(BASE_VENV) | cut -f1); echo "$$size MB are installed"; test $$size -le 120
 
 # In a real vLLM, with an environment of its own; some 4 GB and, once it is there, 6 minutes.
 # Another version than CI's: make test-vllm VLLM=0.33.0 VLLM_VENV=.venv-vllm-0.33.0
@@ -74,20 +82,20 @@ $(VENV)/.venv:
 	$(PIP) setuptools wheel cffi
 	@touch $@
 
-# torch first and by itself: the pin must be in place before anything else asks for a torch.
-$(VENV)/.deps: $(VENV)/.venv constraints.txt
+# torch before what asks for one, and by itself: the pin must be in place.
+$(VENV)/.torch: $(VENV)/.venv constraints.txt
 	$(PIP) torch
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.deps $(SOURCES)
+$(VENV)/.built: $(VENV)/.venv $(SOURCES)
 	$(PIP) --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.built pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.torch $(VENV)/.built pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.built pyproject.toml constraints.txt
+$(VENV)/.bench: $(VENV)/.torch $(VENV)/.built pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable '.[bench]'
 	@touch $@
 
@@ -95,13 +103,13 @@ $(VENV)/.docs: $(VENV)/.built pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.built pyproject.toml constraints.txt
+$(VENV)/.demo: $(VENV)/.torch $(VENV)/.built pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable '.[demo]'
 	@touch $@
 
-# Into site/; a link that leads nowhere is an error.
+# Into site/, without torch; a link that leads nowhere is an error.
 docs: $(VENV)/.docs $(VENV)/.built
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.*
+	rm -rf $(VENV) $(VLLM_VENV) $(BASE_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.*
