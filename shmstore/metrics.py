@@ -41,7 +41,7 @@ Watchable: TypeAlias = (
     "ObjectStoreWriter | ObjectStoreReader | BaseMultiModalProcessorCache | MultiModalReceiverCache | "
     "ShmObjectStoreReceiverCache | MirroredProcessingCache | LRUCache[Any, Any]"
 )
-"""The types that `ShmStoreCollector.watch` takes."""
+"""The types that `ShmStoreCollector.watch` takes: writers, readers and the caches of `shmstore.multimodal`."""
 
 _Sample: TypeAlias = tuple[tuple[str, ...], float]
 

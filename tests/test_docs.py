@@ -7,6 +7,7 @@ A block that is no program by itself says so where readers see it, in the title 
 import ast
 import re
 import runpy
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,6 +178,17 @@ def test_the_reliability_page_counts_the_mutations_of_the_models() -> None:
     said = re.search(r"(\d+) mutations", (CONCEPTS / "reliability.md").read_text(encoding="utf-8"))
     assert said
     assert int(said[1]) == len(re.findall(r"^    Mutation\(", (ROOT / "model" / "check.py").read_text(), re.M))
+
+
+def test_the_table_of_extras_has_each_one_that_is_not_for_work_on_shmstore() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = (DOCS / "index.md").read_text(encoding="utf-8").partition("| extra |")[2].partition("\n\n")[0]
+    assert extras.keys() - {"bench", "demo", "dev", "docs"} == set(re.findall(r"^\| `(\w+)` \|", table, re.M))
+
+
+def test_a_line_of_code_has_120_columns_at_most() -> None:
+    """docs/wide.css makes room for so many; the menu leaves no more of a window of 1280 pixels."""
+    assert [] == [str(block) for block in BLOCKS if any(len(line) > 120 for line in block.text.splitlines())]
 
 
 def test_every_page_is_in_the_menu() -> None:

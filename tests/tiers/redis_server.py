@@ -18,7 +18,7 @@ class RedisServer:
     def __init__(self, *options: str, unix: bool = False) -> None:
         if shutil.which("redis-server") is None:
             pytest.skip("redis-server is not installed")
-        pytest.importorskip("redis", reason="redis-py is not installed: pip install 'shmstore[redis]'")
+        pytest.importorskip("redis", reason="redis-py is not installed: pip install '.[redis]'")
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")  # a short path, for the socket
         self.port = 0 if unix else free_port()
         self.address: str | tuple[str, int] = f"{self._folder.name}/socket" if unix else (LOOPBACK, self.port)

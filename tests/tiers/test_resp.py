@@ -21,7 +21,7 @@ from tests.support import raises, store_name
 from tests.tiers.contract import MIB, TAGS, Contract, checked, fetch, random_bytes, values_of, verifies, views
 from tests.tiers.redis_server import RedisServer
 
-pytest.importorskip("redis", reason="redis-py is not installed: pip install 'shmstore[redis]'")
+pytest.importorskip("redis", reason="redis-py is not installed: pip install '.[redis]'")
 
 from shmstore.tiers.resp import RespTier
 
