@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmstore.serde import tensors
+from shmstore.serde.dtypes import MAX_NDIM
 from shmstore.serde.protocol import TensorSpec
 
 _REGISTER = "or register its type (shmstore.serde.register_type)"
@@ -24,7 +25,7 @@ def _for_tensor(tensor: Any) -> str | None:
         return "store tensor.dequantize(), or tensor.int_repr() with its scale and zero point"
     if tensor.is_meta:
         return "give it bytes (torch.empty_like(..., device='cpu')), or use it as a template of reserve()"
-    if tensor.dim() > tensors.MAX_NDIM:
+    if tensor.dim() > MAX_NDIM:
         return "store tensor.flatten() and its shape"
     if type(tensor) not in (tensors.Tensor, tensors.Parameter):
         return f"store tensor.as_subclass(torch.Tensor), {_REGISTER}"

@@ -14,6 +14,7 @@ import numpy as np
 from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown
 from shmstore.serde import tensors
 from shmstore.serde.dtypes import (
+    MAX_NDIM,
     NUMPY_MAX_NDIM,
     is_hollow,
     numpy_dtype_from_wire,
@@ -207,7 +208,7 @@ class _Compiler:
                 f"the meta bytes hold a tensor of unknown dtype {shown(node[1])}",
                 hint="use one version of torch on both sides; the writer's may be newer",
             )
-        offset, shape, nbytes = self.place(node, kind.itemsize, tensors.MAX_NDIM)
+        offset, shape, nbytes = self.place(node, kind.itemsize, MAX_NDIM)
         dtype = kind.dtype
         if nbytes == 0:  # no bytes to view or pin
             try:

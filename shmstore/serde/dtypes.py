@@ -15,6 +15,8 @@ import numpy as np
 from shmstore.errors import cut
 
 NUMPY_MAX_NDIM = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
+MAX_NDIM = 1024
+"""torch has no limit; this one bounds the cost of a forged shape."""
 _MAX_DTYPE_DEPTH = 16
 _MAX_HOLLOW = 65536
 """How many elements of a leaf may have no bytes; a list of such elements still takes memory."""

@@ -6,7 +6,7 @@ because an OrderedDict, a namedtuple or an IntEnum would come back as another ty
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError, cut, shown
 from shmstore.serde import tensors
 from shmstore.serde.advice import advice_for, advice_for_key
-from shmstore.serde.dtypes import NUMPY_MAX_NDIM, is_hollow, numpy_dtype_to_wire
+from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, is_hollow, numpy_dtype_to_wire
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
 from shmstore.serde.registry import BY_CLASS
 from shmstore.serde.wire import (
@@ -29,9 +29,6 @@ from shmstore.serde.wire import (
     TUPLE,
     crowded,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 _addressof = ctypes.addressof
 _from_buffer = ctypes.c_char.from_buffer
@@ -211,7 +208,7 @@ class _Walk:
             raise ObjectTooLargeError(f"the value needs more than {MAX_NBYTES} bytes")
         return offset
 
-    def tensor(self, tensor: "torch.Tensor") -> None:
+    def tensor(self, tensor: Any) -> None:
         if tensor.layout is not tensors.strided:
             raise _RefusedError(f"no serializer for a tensor of layout {tensor.layout}", advice_for(tensor))
         kind = tensors.KINDS.get(tensor.dtype)
@@ -221,10 +218,8 @@ class _Walk:
             raise _RefusedError("no serializer for a nested tensor", advice_for(tensor))
         shape = tensor.shape
         nbytes = tensor.numel() * kind.itemsize
-        if len(shape) > tensors.MAX_NDIM:
-            raise _RefusedError(
-                f"no serializer for a tensor of more than {tensors.MAX_NDIM} dimensions", advice_for(tensor)
-            )
+        if len(shape) > MAX_NDIM:
+            raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions", advice_for(tensor))
         if self.template:
             self.place(TENSOR, kind.name, shape, nbytes)
             return
@@ -274,8 +269,8 @@ class _Walk:
             kind = tensors.KINDS.get(spec.dtype)
             if kind is None:
                 raise _RefusedError(f"no serializer for a tensor of dtype {spec.dtype}", None)
-            if len(spec.shape) > tensors.MAX_NDIM:
-                raise _RefusedError(f"no serializer for a tensor of more than {tensors.MAX_NDIM} dimensions", None)
+            if len(spec.shape) > MAX_NDIM:
+                raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions", None)
             nbytes, mark, wire = count * kind.itemsize, TENSOR, kind.name
         else:
             wire = _wire_of(spec.dtype)

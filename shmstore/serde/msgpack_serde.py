@@ -1,6 +1,6 @@
 """`MsgpackSerde`, the default serializer: fast paths for usual values, and the general walk for all others."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +10,6 @@ from shmstore.serde.decode import Mode, Plan, make_plan
 from shmstore.serde.encode import array_address, encode_tree, fill_leaf
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.registry import BY_CLASS
-
-if TYPE_CHECKING:
-    import torch
 
 _CACHE_ENTRIES = 2048
 _CACHED_META_BYTES = 2048
@@ -168,7 +165,7 @@ class MsgpackSerde:
             raise CorruptStoreError(f"the payload has {len(payload)} bytes, and the meta bytes describe {needed}")
         return build(payload)
 
-    def decode_on_device(self, meta: bytes, payload: Any, there: "torch.Tensor") -> Any:
+    def decode_on_device(self, meta: bytes, payload: Any, there: Any) -> Any:
         """Return the value with its tensors as views of `there`, the payload's bytes on a device; arrays are copies."""
         needed, build = _PLANS["device"].get(meta) or _plan(meta, "device")
         if len(payload) < needed:

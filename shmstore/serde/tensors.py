@@ -26,9 +26,6 @@ from shmstore.serde.registry import BUILT_IN, BY_CLASS, BY_NAME, Registration
 if TYPE_CHECKING:
     import torch
 
-MAX_NDIM = 1024
-"""torch has no limit; this one bounds the cost of a forged shape."""
-
 
 class _NotLoaded:
     """Stands for a type of torch, which no value has yet."""
