@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 def all_commands() -> Sequence[Command]:
     """Return every subcommand."""
-    from shmstore.cli.commands import bench, dump, gc, ls, relay, tier, top, verify  # here, because they load numpy and rich
+    from shmstore.cli.commands import bench, dump, gc, ls, relay, tier, top, verify  # here: they load numpy
 
     return [module.COMMAND for module in (ls, dump, top, verify, gc, bench, relay, tier)]
 
