@@ -230,8 +230,8 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("{}", ("name", "store_id", "n_readers")),
-        ('{"name": "x", "n_readers": 1}', ("lacks store_id",)),
+        ("{}", ("name must", "str")),
+        ('{"name": "x", "n_readers": 1}', ("store_id must", "int")),
         ("[]", ("[]", "JSON")),
         ('{"name": "x", "store_id": 1, "n_readers": "1"}', ("n_readers must", "int")),
         ('{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}', ("unknown", "fields: more")),
