@@ -61,7 +61,7 @@ int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint6
         uint32_t len = key_at(keys + at);
         if ((rc = shms_keep_elsewhere(w, (const char *)keys + at + 4, len, b->ref)) == 1)
             shms_batch_note(b, 0);
-        shms_writer_refused(w, rc, &b->refusal);
+        shms_writer_refused(w, rc, b);
         if (rc < 0)
             return shms_writer_leave(w, rc); /* the caller undoes the batch */
     }

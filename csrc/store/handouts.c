@@ -48,7 +48,7 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
     uint32_t entry = shms_reclaim_lease(w);
     if (entry == SHMS_NONE) {
         rc = w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
-        shms_writer_refused(w, rc, &b->refusal);
+        shms_writer_refused(w, rc, b);
         return shms_writer_leave(w, rc);
     }
     if (own != SHMS_NONE) {
@@ -98,6 +98,8 @@ void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_leases_close(&w->leases, entry); /* counts the release of another's object */
     if (shms_is_own(&w->seg, slot))
         shms_ring_stale_slot(&w->ring, slot - w->leases.base);
+    else
+        w->room_told = 0; /* no room here, but an entry */
 }
 
 /* 1: the object is here, and `ref` is what a writer packed. 0: it is gone. Or an error. */
@@ -232,7 +234,7 @@ int64_t shms_writer_cancel_all(shms_writer *w) {
             break;
     }
     shms_zones_stale_all(&w->zones);
-    pthread_mutex_unlock(&w->mutex);
+    shms_writer_leave(w, SHMS_OK);
     return ended;
 }
 
@@ -253,5 +255,8 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
     /* after it; other writers, whose objects this one leases, poll it */
     shms_word *retirements = &w->seg.writer->retirements;
     atomic_store_explicit(retirements, shms_get(retirements) + 1, memory_order_release);
+    w->room_told = 0;
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
+        shms_room_made(&w->seg, o);
     return shms_writer_leave(w, SHMS_OK);
 }

@@ -220,7 +220,7 @@ bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t 
 }
 
 /* Compares a peer with what the last poll has found, and marks the zones where it may have let go of something. */
-static void poll(struct shms_writer *w, uint32_t peer, shms_peer now, const shms_word *counts) {
+static bool poll(struct shms_writer *w, uint32_t peer, shms_peer now, const shms_word *counts) {
     shms_peer *p = &w->peers[peer];
     uint32_t n_zones = w->ring.n_zones;
     uint64_t *zones = w->polled_zones + (uint64_t)peer * n_zones;
@@ -232,7 +232,7 @@ static void poll(struct shms_writer *w, uint32_t peer, shms_peer now, const shms
     if (all)
         shms_zones_stale_all(&w->zones);
     else if (!some)
-        return;
+        return false;
     w->to_sweep = w->leases.n_entries;
     for (uint32_t z = 0; z < n_zones; z++) {
         uint64_t count = shms_get(&counts[z]);
@@ -240,11 +240,13 @@ static void poll(struct shms_writer *w, uint32_t peer, shms_peer now, const shms
             shms_zones_stale(&w->zones, z);
         zones[z] = count;
     }
+    return true;
 }
 
-void shms_poll(struct shms_writer *w) {
+bool shms_poll(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
     uint32_t arena = w->seg.arena;
+    bool any = false;
     shms_reclaim_begin(w);
     for (uint32_t r = 0; r < l->n_readers; r++) {
         shms_reader_table *t = shms_segment_reader(&w->seg, r);
@@ -255,7 +257,7 @@ void shms_poll(struct shms_writer *w) {
         for (uint32_t o = 0; o < l->n_writers; o++)
             now.base += atomic_load_explicit(&t->base[o], memory_order_acquire);
         now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
-        poll(w, r, now, shms_reader_zone_releases(t, l, arena));
+        any |= poll(w, r, now, shms_reader_zone_releases(t, l, arena));
     }
     for (uint32_t o = 0; o < l->n_writers; o++) {
         const shms_writer_table *t = shms_segment_writer(&w->seg, o);
@@ -265,8 +267,9 @@ void shms_poll(struct shms_writer *w) {
         now.retired = atomic_load_explicit(&t->retirements, memory_order_acquire);
         now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
         const shms_word *counts = shms_segment_at(&w->seg, l->counts_at, o);
-        poll(w, (uint32_t)l->n_readers + o, now, counts + (uint64_t)arena * w->ring.n_zones);
+        any |= poll(w, (uint32_t)l->n_readers + o, now, counts + (uint64_t)arena * w->ring.n_zones);
     }
     /* orders the counts before the surveys; pairs with the release in count_release */
     atomic_thread_fence(memory_order_acquire);
+    return any;
 }

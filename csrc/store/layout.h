@@ -137,7 +137,10 @@ typedef struct shms_writer_table {
     shms_word retired[SHMS_MAX_READERS];
     shms_kind kinds[SHMS_KINDS];
     shms_word drops; /* how many times this writer has dropped an object of another; after shms_holds.dropped */
-    shms_word reserved[7]; /* other writers poll `drops`, so its cache line has nothing else */
+    /* F1, F3: odd while threads of this writer wait for room; pairs with shms_room_made. Like `drops` it changes rarely,
+     * and every reader reads it. */
+    shms_word room_wanted;
+    shms_word reserved[6]; /* other writers poll `drops`, so its cache line has nothing that changes often */
     shms_word tier[15]; /* shms_tier_figures; 0 until this process has a tier */
     shms_word cleared; /* shms_writer_clear_tier: its last moment, also of a predecessor */
     /* D2: where the objects dropped last are; number n is in cell n % SHMS_DROPS */

@@ -418,8 +418,6 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms
         shms_reclaim_begin(w);
         rc = search_space(w, span, kind, out);
     }
-    if (rc)
-        shms_count(w, SHMS_C(refusals), 1);
     return rc;
 }
 
@@ -466,8 +464,7 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
     }
     if (entry != SHMS_NONE)
         return entry;
-    if (survey_and_refuse(w, SHMS_ENOLEASE) == SHMS_ENOLEASE)
-        shms_count(w, SHMS_C(refusals), 1);
+    survey_and_refuse(w, SHMS_ENOLEASE);
     return SHMS_NONE;
 }
 

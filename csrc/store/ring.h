@@ -58,6 +58,7 @@ typedef struct shms_ring {
     uint64_t gap;
     bool fifo;
     uint64_t changes; /* how many times a zone has become stale, from 1 on */
+    uint64_t by_uses; /* how many of these were uses, which make no room */
     shms_area areas[SHMS_AREAS];
 } shms_ring;
 

@@ -108,6 +108,10 @@ void shms_segment_close(shms_segment *seg); /* unlocks, unmaps; errno stays */
  * 1,000 turns: it was stopped. `slot` has its number of all arenas. In outlast.c. */
 int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
 
+/* Wakes the threads of that arena's writer that wait for room, if there are any. Call it after the store that lets go of
+ * something. In room.c. */
+void shms_room_made(const shms_segment *seg, uint32_t arena);
+
 static inline uint64_t shms_clock_ns(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);

@@ -102,12 +102,14 @@ int shms_writer_enter(struct shms_writer *w) { return enter(w, false); }
 int shms_writer_enter_to_place(struct shms_writer *w) { return enter(w, true); }
 
 int shms_writer_leave(struct shms_writer *w, int rc) {
+    if (w->room_waits)
+        shms_room_tell(w);
     pthread_mutex_unlock(&w->mutex);
     return rc;
 }
 
 int shms_writer_leave_place(struct shms_writer *w, int rc) {
-    pthread_mutex_unlock(&w->mutex);
+    shms_writer_leave(w, rc);
     pthread_mutex_unlock(&w->placing);
     return rc;
 }
@@ -218,6 +220,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
     shms_set(&t->used_bytes, used);
     shms_set(&t->objects, count);
     shms_words_write(t->tier, &(shms_tier_figures){0}, sizeof(shms_tier_figures)); /* the tier was the predecessor's */
+    shms_set(&t->room_wanted, 0); /* its threads may have waited */
     shms_set(&t->pid, (uint64_t)getpid());
     /* after J1, J2 and V3: another writer that sees it sees their end; pairs with shms_poll */
     atomic_store_explicit(&t->epoch, shms_get(&t->epoch) + 1, memory_order_release);
@@ -311,6 +314,8 @@ static int end(struct shms_writer *w, bool unlink, bool stays) {
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
+    if (w->room_waits)
+        shms_room_close(w);
     if (stays)
         shms_set(&w->seg.writer->ephemeral, 2);
     w->unlinks = unlink && !shms_segment_unlink_last(&w->seg); /* under the lock, so no successor has it yet */
@@ -436,7 +441,7 @@ int shms_writer_quota(shms_writer *w, uint32_t number, uint64_t quota) {
     } else {
         shms_word *word = &w->kinds.table[number].quota;
         uint64_t before = shms_get(word);
-        w->refused_at = 0;
+        w->refused_at = w->room_told = 0;
         shms_set(word, quota);
         if ((rc = shms_kinds_build(&w->kinds, (uint32_t)w->seg.layout.max_objects, &w->heap_bytes)))
             shms_set(word, before);
@@ -453,9 +458,12 @@ int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
-void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why) {
-    if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA))
-        *why = w->refusal;
+void shms_writer_refused(struct shms_writer *w, int rc, shms_batch *b) {
+    if (!shms_is_refusal(rc))
+        return;
+    b->refusal = w->refusal;
+    if (!b->until)
+        shms_count(w, SHMS_C(refusals), 1);
 }
 
 /* Checks what the writer writes. The tables of ranks are the inspector's to check, because a rank may spoil its own. */

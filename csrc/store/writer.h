@@ -79,6 +79,8 @@ struct shms_writer {
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
     uint64_t refused_at; /* ring.changes as of the search that led to it */
+    uint32_t room_waits; /* threads that wait for room; see room.c */
+    uint64_t room_told; /* ring.changes without uses, as they know it; 0: they are told when the mutex is released */
     shms_events events;
     shms_ghosts ghosts;
     uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */
@@ -108,8 +110,8 @@ shms_look shms_reclaim_look;
 /* W3h, W3, W3f: is one of n slots in EVICTING held? Forgets which ranks are alive, if there are other writers. */
 bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t n);
 /* Marks the zones in which ranks and other writers may have released something since the last poll; see zones.h. The verdicts found here
- * hold for the surveys that follow. If a rank dies later, the next poll sees a change. */
-void shms_poll(struct shms_writer *w);
+ * hold for the surveys that follow. If a rank dies later, the next poll sees a change. False: nothing has changed. */
+bool shms_poll(struct shms_writer *w);
 
 /* ---- reclaim.c; the mutex is held ---- */
 
@@ -134,6 +136,17 @@ void shms_reclaim_lingering(struct shms_writer *w);
 /* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield without `placing`, the
  * writer may be closed. Nothing may be stored then. */
 bool shms_reclaim_yield(struct shms_writer *w);
+
+/* ---- room.c; the mutex is held ---- */
+
+/* Waits for room after a refusal, until *until (CLOCK_MONOTONIC), but for 50 ms at most, or until a signal. `placing` is
+ * held, too; it and the mutex are released meanwhile. 1: try again. 0: the time is over, and *until = 0. SHMS_ECLOSED:
+ * neither is held. */
+int shms_room_await(struct shms_writer *w, uint64_t *until);
+/* Wakes other threads that wait, if the books have changed; for when the mutex is released. */
+void shms_room_tell(struct shms_writer *w);
+/* Wakes those of a writer that has been closed, and still has its lock. */
+void shms_room_close(struct shms_writer *w);
 
 /* ---- tickets.c ---- */
 
@@ -191,8 +204,12 @@ int shms_writer_enter_to_list(struct shms_writer *w);
 int shms_writer_enter(struct shms_writer *w);
 /* Releases the mutex, and returns `rc`. */
 int shms_writer_leave(struct shms_writer *w, int rc);
-/* Copies the last refusal to `why`, if `rc` is one. */
-void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why);
+/* Has the store had no room for the call? */
+static inline bool shms_is_refusal(int rc) {
+    return rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA;
+}
+/* If `rc` is a refusal, counts it, unless the batch will try again, and copies it to the batch. */
+void shms_writer_refused(struct shms_writer *w, int rc, shms_batch *b);
 /* The same two with `placing`, which is taken first. */
 int shms_writer_enter_to_place(struct shms_writer *w);
 int shms_writer_leave_place(struct shms_writer *w, int rc);

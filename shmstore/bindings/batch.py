@@ -18,6 +18,7 @@ If an exception prevents even `undo`, the batch's destructor undoes it. If an as
 collect garbage there. A finalizer may then let another thread run. Only that thread's count of hits may be lost.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -32,6 +33,8 @@ _put = lib.shms_batch_put
 _hit = lib.shms_batch_hit
 _undo = lib.shms_batch_undo
 _drop = lib.shms_batch_drop
+_REFUSALS = (lib.SHMS_EFULL, lib.SHMS_ENOSLOT, lib.SHMS_ENOLEASE, lib.SHMS_EQUOTA)
+_LONGEST = 1e9  # seconds: 31 years; infinity is no int
 
 
 class Batch:
@@ -64,12 +67,20 @@ class Batch:
         `extra` is what `Writer.extra` returns. `group` is as in `Writer.assign_group`.
         """
         n, n_extra = len(pieces), len(extra)
-        code = _put(
+        while code := _put(
             self._w, self.record, key, len(key), meta, len(meta), extra, n_extra, nbytes, pieces, n, kind, group, hold
-        )
-        if code:
-            fail(code)
+        ):
+            self._still_waits(code)
         return self._ref[:]
+
+    def wait(self, seconds: float) -> None:
+        """Let the next `put` or `begin` wait for room so long."""
+        self.record.until = time.monotonic_ns() + int(min(seconds, _LONGEST) * 1e9)
+
+    def _still_waits(self, code: int) -> None:
+        """Raise the error of a call, unless it waits for room and has returned for the sake of signals."""
+        if code not in _REFUSALS or not self.record.until:
+            fail(code)
 
     def hit(self, key: bytes, hold: bool = False, group: int = 0) -> bytes | None:
         """Hand out a stored object and return the packed reference; None if it is not there, which counts as a miss."""
@@ -84,11 +95,11 @@ class Batch:
         self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True, extra: bytes = b"", kind: int = 0
     ) -> None:
         """Take space for an object and, with `hand_out`, an entry for its lease."""
-        require(
-            lib.shms_batch_begin(
-                self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, kind, hand_out
-            )
-        )
+        n, n_extra = len(meta), len(extra)
+        while code := lib.shms_batch_begin(
+            self._w, self.record, key, len(key), meta, n, extra, n_extra, nbytes, kind, hand_out
+        ):
+            self._still_waits(code)
 
     def buffer(self, owner: Any = None) -> Any:
         """Return the object's payload area as a writable buffer, which keeps the mapping or `owner` alive.

@@ -20,7 +20,7 @@ from shmstore.errors import (
 from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import refusals
-from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref
+from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.holds import LeasedRef
@@ -55,6 +55,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         group: int | None = None,
         kind: str | None = None,
         namespace: str | None = None,
+        timeout: float = 0.0,
     ) -> ObjectRef:
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
@@ -62,13 +63,15 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         The lease waits for the ranks of `group`, and for all ranks by default; `assign_group` can name the group later.
         `kind` is a name for statistics and quotas, of up to 23 bytes; a store has up to 15. `namespace` (a model, a
         processor, a tenant) sets keys apart: a key is found only with its namespace, of up to 255 bytes.
+        If the store is full, waits up to `timeout` seconds for room. Other threads go on meanwhile, and of several that
+        wait any may be the first. Ctrl-C ends the wait, and so does `close`, with StoreClosedError.
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
         for a value that the serializer refuses, and SerdeError if the caller's own serializer is wrong. A put that
         fails leaves the store as it was.
         """
         batch = self._writer.batch()
         try:
-            ref = self._put(batch, key, value, hold, b"", kind, namespace, group)
+            ref = self._put(batch, key, value, hold, b"", kind, namespace, group, timeout)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 self._writer.spare = batch
@@ -87,12 +90,16 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         kind: str | None = None,
         namespace: str | None = None,
         group: int | None = None,
+        timeout: float = 0.0,
     ) -> ObjectRef:
         """Do `put`, as a part of a batch; `extra` is stored behind the object, and no reader gets it."""
         packed = packed_key(key, namespace)
         number = 0 if kind is None else number_of(self._writer, kind)
         whom = 0 if group is None else group_of(self._writer, group)
+        seconds = seconds_of("timeout", timeout)
         encoded = self._serde.encode(value)
+        if seconds:
+            batch.wait(seconds)
         try:
             if encoded.fills:
                 return self._fill(batch, packed, encoded, hold, extra, number, whom)
@@ -145,22 +152,25 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
 
     @contextmanager
     def reserve(
-        self, key: str, template: Any, *, kind: str | None = None, namespace: str | None = None
+        self, key: str, template: Any, *, kind: str | None = None, namespace: str | None = None, timeout: float = 0.0
     ) -> Iterator[Any]:
         """Yield writable views laid out like `template`, to be filled in place without a copy.
 
         `template` is a tree whose tensors, arrays and `TensorSpec` stand for shapes and dtypes; the rest of it is
         stored as it is. A clean exit commits without a lease; `get_cached(key)` then hands the object out. An exception
-        rolls everything back. `kind` and `namespace` are as in `put`. Raises as `put` does. Do not write to the views
-        after the block.
+        rolls everything back. `kind`, `namespace` and `timeout` are as in `put`. Raises as `put` does. Do not write to
+        the views after the block.
         """
         packed = packed_key(key, namespace)
         layout = self._serde.layout(template)
         if (wrong := refusals.wrong_layout(layout)) is not None:
             raise wrong
         number = 0 if kind is None else number_of(self._writer, kind)
+        seconds = seconds_of("timeout", timeout)
         batch = self._writer.batch()
         try:
+            if seconds:
+                batch.wait(seconds)
             try:
                 batch.begin(packed, layout.meta, layout.nbytes, hand_out=False, kind=number)
             except _ORDINARY as error:

@@ -1,0 +1,337 @@
+"""A put or a reservation that waits for room: who ends the wait, and that it is in nobody's way."""
+
+import asyncio
+import dataclasses
+import math
+import multiprocessing
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import (
+    ObjectExistsError,
+    ObjectRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    ObjectTooLargeError,
+    StoreClosedError,
+    StoreFullError,
+    StoreHandle,
+)
+from tests.layout import FIELDS
+from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, run_all, span_of, state
+
+CAPACITY = 64 * 1024
+ALL = random_tensor(0, CAPACITY - 1024)
+HALF = random_tensor(1, CAPACITY // 2 - 512)
+LONG = 60.0
+"""Seconds that a test may need on a busy machine, but never needs."""
+LOOK = 0.05
+"""A put that waits looks again after this time, also if nobody has woken it."""
+
+
+def waits(name: str) -> bool:
+    """Say whether a thread of the store's writer waits for room."""
+    with open(SHM / name, "rb") as file:
+        file.seek(FIELDS["room_wanted"])
+        return any(file.read(8))
+
+
+def until_waiting(name: str) -> None:
+    while not waits(name):
+        time.sleep(1e-4)
+
+
+def put(writer: ObjectStoreWriter, key: str, **options: Any) -> None:
+    writer.put(key, ALL, **options)
+
+
+def seen(writer: ObjectStoreWriter) -> Any:
+    """Return what a wait must leave as it was: all but leases that are over, which a look closes."""
+    keys, stats = state(writer)
+    return keys, dataclasses.replace(stats, open_leases=0)
+
+
+def reserve(writer: ObjectStoreWriter, key: str, **options: Any) -> None:
+    with writer.reserve(key, ALL, **options) as view:
+        view[:] = ALL
+
+
+WAYS = pytest.mark.parametrize("way", [put, reserve])
+
+
+class Thread(threading.Thread):
+    """A thread whose `join` returns what its function returned, or raises what it raised."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:
+            self._error = error
+
+    def join(self, timeout: float | None = None) -> Any:
+        super().join(timeout)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+@contextmanager
+def meanwhile(name: str, function: Callable[[], Any]) -> Iterator[None]:
+    """Run the block, and the function in another thread as soon as the block waits for room."""
+
+    def later() -> None:
+        until_waiting(name)
+        function()
+
+    other = Thread(later)
+    try:
+        yield
+    finally:
+        other.join()
+
+
+# ---- readers in other processes
+
+
+def let_go_when_wanted(handle: StoreHandle, by_view: bool, pipe: Connection) -> None:
+    """Take each reference that comes, let go of it when the writer waits for room, and say at which moment."""
+    with ObjectStoreReader.attach(handle) as reader:
+        while (packed := pipe.recv()) is not None:
+            ref = ObjectRef.from_bytes(packed)
+            held = reader.get(ref) if by_view else None
+            pipe.send("ready")
+            until_waiting(handle.name)
+            time.sleep(LOOK / 10)  # the writer sleeps by now
+            moment = time.monotonic()
+            if held is None:
+                reader.release(ref)
+            del held
+            pipe.send(moment)
+
+
+@WAYS
+@pytest.mark.parametrize("by_view", [False, True])
+def test_a_reader_in_another_process_that_lets_go_wakes_the_put(
+    stores: Stores, way: Callable[..., None], by_view: bool
+) -> None:
+    writer = stores.create(CAPACITY)
+    ours, theirs = multiprocessing.Pipe()
+    child = Child(let_go_when_wanted, writer.handle, by_view, theirs)
+    late = []
+    try:
+        for i in range(9):
+            ours.send(writer.put(f"held{i}", ALL).to_bytes())
+            assert ours.recv() == "ready"
+            way(writer, f"new{i}", timeout=LONG)
+            late.append(time.monotonic() - ours.recv())
+            writer.cancel_all()
+        ours.send(None)
+        child.join()
+    finally:
+        child.kill()
+        ours.close()
+        theirs.close()
+    assert statistics.median(late) < LOOK / 2
+    assert 0 == writer.stats().refusals
+
+
+def hold(handle: StoreHandle, packed: bytes, ready: Signal) -> None:
+    with ObjectStoreReader.attach(handle) as reader:
+        held = reader.get(ObjectRef.from_bytes(packed))
+        ready.send()
+        signal.pause()
+        assert held is not None
+
+
+@pytest.fixture
+def holder(stores: Stores) -> Iterator[tuple[ObjectStoreWriter, Child]]:
+    """Yield a store and a process that holds all of it."""
+    writer = stores.create(CAPACITY)
+    ready = Signal()
+    child = Child(hold, writer.handle, writer.put("held", ALL).to_bytes(), ready)
+    try:
+        ready.wait()
+        yield writer, child
+    finally:
+        child.kill()
+        ready.close()
+
+
+@WAYS
+def test_the_death_of_a_reader_ends_the_wait(holder: tuple[ObjectStoreWriter, Child], way: Callable[..., None]) -> None:
+    writer, child = holder
+    with meanwhile(writer.name, child.kill):
+        way(writer, "new", timeout=LONG)
+    assert ["new"] == writer.keys()
+    writer.check_valid()
+
+
+@WAYS
+def test_a_reader_that_is_stopped_does_not_stop_the_clock(
+    holder: tuple[ObjectStoreWriter, Child], way: Callable[..., None]
+) -> None:
+    writer, child = holder
+    child.signal(signal.SIGSTOP)
+    before = seen(writer)
+    start = time.monotonic()
+    with raises(StoreFullError, ["rank 0", str(span_of("held", ALL))]) as caught:
+        way(writer, "new", timeout=4 * LOOK)
+    assert 4 * LOOK <= time.monotonic() - start < LONG
+    assert {0: span_of("held", ALL)} == caught.value.held_bytes_by_rank
+    assert before == (seen(writer)[0], dataclasses.replace(seen(writer)[1], refusals=0))
+    assert 1 == writer.stats().refusals
+    assert not waits(writer.name)
+    writer.check_valid()
+
+
+# ---- this process
+
+
+@WAYS
+def test_an_interrupt_ends_the_wait_and_leaves_nothing(
+    holder: tuple[ObjectStoreWriter, Child], way: Callable[..., None]
+) -> None:
+    writer, child = holder
+    before = seen(writer)
+    start = time.monotonic()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        meanwhile(writer.name, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)),
+    ):
+        way(writer, "new", timeout=math.inf)
+    assert time.monotonic() - start < LONG
+    assert before == seen(writer)
+    assert not waits(writer.name)
+    child.kill()
+    way(writer, "new")
+    writer.check_valid()
+
+
+def test_other_threads_put_hit_and_cancel_while_one_waits(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    held = writer.put("held", HALF)
+    small = torch.zeros(100, dtype=torch.uint8)
+
+    def work() -> None:
+        for i in range(200):
+            ref = writer.put(f"small{i}", small)
+            assert writer.cancel(writer.get_cached(f"small{i}"))
+            assert writer.cancel(ref)
+        assert waits(writer.name)
+        assert writer.cancel(held)
+
+    with meanwhile(writer.name, work):
+        writer.put("new", ALL, timeout=LONG)
+    assert "new" in writer
+    writer.check_valid()
+
+
+def test_all_threads_that_wait_get_their_room(stores: Stores) -> None:
+    """More than there is room for at a time, of which each lets go; also of kinds whose memory of a refusal differs."""
+    writer = stores.create(CAPACITY)
+    writer.set_quota("images", CAPACITY)
+    held = writer.put("held", ALL)
+
+    def work(number: int) -> Callable[[], None]:
+        def run() -> None:
+            for i in range(10):
+                key = f"{number}-{i}"
+                writer.cancel(writer.put(key, HALF, timeout=LONG, kind="images" if number % 2 else None))
+
+        return run
+
+    with meanwhile(writer.name, lambda: writer.cancel(held)):
+        run_all(*map(work, range(5)))
+    assert 0 == writer.stats().refusals
+    assert not waits(writer.name)
+    writer.check_valid()
+
+
+@WAYS
+def test_a_close_in_another_thread_ends_the_wait(stores: Stores, way: Callable[..., None]) -> None:
+    writer = stores.create(CAPACITY)
+    writer.put("held", ALL)
+    with meanwhile(writer.name, writer.close), pytest.raises(StoreClosedError):
+        way(writer, "new", timeout=LONG)
+
+
+def test_a_put_in_an_event_loop_waits_for_a_task_that_lets_go(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    views = [reader.get(writer.put("held", ALL))]
+
+    async def read() -> None:
+        while not waits(writer.name):
+            await asyncio.sleep(1e-3)
+        views.clear()
+
+    async def both() -> ObjectRef:
+        reading = asyncio.create_task(read())
+        ref = await asyncio.to_thread(writer.put, "new", ALL, timeout=LONG)
+        await reading
+        return ref
+
+    assert bits(ALL) == bits(reader.get(asyncio.run(both())))
+
+
+# ---- what does not wait
+
+
+def test_what_another_thread_has_stored_meanwhile_is_not_stored_again(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    writer.put("held", HALF)
+    with meanwhile(writer.name, lambda: writer.put("new", 1)), pytest.raises(ObjectExistsError):
+        writer.put("new", ALL, timeout=LONG)
+
+
+@WAYS
+def test_what_can_never_fit_does_not_wait(stores: Stores, way: Callable[..., None]) -> None:
+    writer = stores.create(CAPACITY // 2)
+    writer.put("held", 1)
+    with pytest.raises(ObjectTooLargeError):
+        way(writer, "new", timeout=math.inf)
+
+
+@WAYS
+def test_a_put_after_one_that_waited_does_not_wait(stores: Stores, way: Callable[..., None]) -> None:
+    writer = stores.create(CAPACITY)
+    held = writer.put("held", ALL)
+    with meanwhile(writer.name, lambda: writer.cancel(held)):
+        writer.put("new", ALL, timeout=LONG)
+    start = time.monotonic()
+    with pytest.raises(StoreFullError):
+        way(writer, "newer")
+    assert time.monotonic() - start < LONG / 2
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("timeout", "error"),
+    [
+        *((wrong, ValueError) for wrong in (-1, -math.inf, math.nan)),
+        *((wrong, TypeError) for wrong in (True, False, "1", None)),
+    ],
+)
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(
+    stores: Stores, way: Callable[..., None], timeout: Any, error: type[Exception]
+) -> None:
+    writer = stores.create(CAPACITY)
+    with pytest.raises(error, match="timeout"):
+        way(writer, "new", timeout=timeout)
+    assert [] == writer.keys()
