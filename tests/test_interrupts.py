@@ -129,6 +129,7 @@ BAD: Any = MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", ob
 UNDONE: dict[str, Callable[[Engine], object]] = {
     "put": lambda s: s.writer.put("new", VALUE),
     "put of a strided array": lambda s: s.writer.put("new", VALUE[::2]),
+    "put that may wait": lambda s: s.writer.put("new", VALUE, timeout=1),
     "put with a hold": lambda s: s.writer.put("new", VALUE, hold=True),
     "get_cached": lambda s: s.writer.get_cached("old"),
     "reserve": Engine.reserve,

@@ -23,14 +23,8 @@
 
 #define LOOK_NS UINT64_C(50000000)
 
-__attribute__((cold, noinline)) static void wake(shms_word *word) {
-    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); /* the lower half of the word */
-}
-
-void shms_room_made(const shms_segment *seg, uint32_t arena) {
-    shms_word *word = &shms_segment_writer(seg, arena)->room_wanted;
-    if (shms_get(word)) /* pairs with F1 */
-        wake(word);
+__attribute__((cold)) void shms_room_wake(shms_word *wanted) {
+    syscall(SYS_futex, wanted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); /* the lower half of the word */
 }
 
 void shms_room_tell(struct shms_writer *w) {
@@ -41,13 +35,13 @@ void shms_room_tell(struct shms_writer *w) {
     w->room_told = freed;
     SHMS_STEP("F3"); /* pairs with F2 */
     shms_set(word, shms_get(word) + 2);
-    wake(word);
+    shms_room_wake(word);
 }
 
 void shms_room_close(struct shms_writer *w) {
     shms_word *word = &w->seg.writer->room_wanted;
     shms_set(word, 0);
-    wake(word);
+    shms_room_wake(word);
 }
 
 int shms_room_await(struct shms_writer *w, uint64_t *until) {

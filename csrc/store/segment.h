@@ -108,10 +108,6 @@ void shms_segment_close(shms_segment *seg); /* unlocks, unmaps; errno stays */
  * 1,000 turns: it was stopped. `slot` has its number of all arenas. In outlast.c. */
 int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
 
-/* Wakes the threads of that arena's writer that wait for room, if there are any. Call it after the store that lets go of
- * something. In room.c. */
-void shms_room_made(const shms_segment *seg, uint32_t arena);
-
 static inline uint64_t shms_clock_ns(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);
@@ -124,6 +120,14 @@ static inline void *shms_segment_at(const shms_segment *seg, uint64_t offset, ui
 }
 static inline shms_writer_table *shms_segment_writer(const shms_segment *seg, uint32_t arena) {
     return shms_segment_at(seg, seg->layout.writer_at, arena);
+}
+/* Wakes the threads of that arena's writer that wait for room, if there are any (room.c). Call it after the store that lets
+ * go of something. */
+void shms_room_wake(shms_word *wanted);
+static inline void shms_room_made(const shms_segment *seg, uint32_t arena) {
+    shms_word *wanted = &shms_segment_writer(seg, arena)->room_wanted;
+    if (atomic_load_explicit(wanted, memory_order_relaxed)) /* pairs with F1 */
+        shms_room_wake(wanted);
 }
 /* The row of a writer: what it holds in all arenas. */
 static inline shms_holds *shms_segment_holds(const shms_segment *seg, uint32_t writer) {

@@ -27,6 +27,7 @@ static uint32_t kind;
 static bool slow; /* a sleep takes 2 * LATE seconds */
 static _Atomic int sleeps, wakes;
 static _Atomic pid_t sleeper;
+static long asked; /* how long the last sleep was to be, in nanoseconds */
 static void (*before_sleep)(void);
 
 long syscall(long number, ...) {
@@ -45,6 +46,7 @@ long syscall(long number, ...) {
     if (number == SYS_futex && a[1] == FUTEX_WAIT) {
         if (before_sleep)
             before_sleep();
+        asked = ((const struct timespec *)a[3])->tv_nsec;
         if (slow)
             a[3] = (long)&longer;
         sleeper = gettid();
@@ -282,6 +284,14 @@ TEST(another_writer_that_ends_its_lease_wakes) {
     woken_by(usual, cancel_of_b);
 }
 
+static void read_for_b(void) { CHECK_EQ(1, shms_reader_release(readers[0], refs[SLOTS - 1])); }
+
+TEST(a_read_for_another_writer_wakes_the_owner) {
+    setup(1, 1);
+    adopt();
+    woken_by(usual, read_for_b);
+}
+
 static void retire_by_b(void) { CHECK_EQ(SHMS_OK, shms_writer_retire(writers[B], 0)); }
 
 TEST(another_writer_that_retires_a_rank_wakes) {
@@ -316,6 +326,11 @@ static void cancel_once(void) {
     cancel();
 }
 
+static void retire_once(void) {
+    before_sleep = NULL;
+    retire();
+}
+
 static void acknowledge_once(void) {
     before_sleep = NULL;
     acknowledge();
@@ -333,12 +348,14 @@ static double waited(int calls) {
 }
 
 TEST(what_the_writer_ends_before_the_sleep_is_not_missed) {
-    setup(1, 1);
-    fill_up();
-    slow = true;
-    before_sleep = cancel_once;
-    CHECK(waited(1) < LATE);
-    end_all();
+    for (int i = 0; i < 2; i++) {
+        setup(1, 0);
+        fill_up();
+        slow = true;
+        before_sleep = i ? retire_once : cancel_once;
+        CHECK(waited(1) < LATE);
+        end_all();
+    }
 }
 
 TEST(a_wake_up_of_a_reader_before_the_sleep_costs_one_sleep) {
@@ -351,7 +368,21 @@ TEST(a_wake_up_of_a_reader_before_the_sleep_costs_one_sleep) {
     end_all();
 }
 
-static void pin_in_passing(const char *label) {
+TEST(a_writer_that_was_stopped_with_a_pin_does_not_keep_the_put_busy) {
+    setup(1, 1);
+    CHECK_EQ(SHMS_OK, put_marked(writers[A], "all", OBJECTS * UNIT - 64, 1, NULL));
+    shms_set(&writers[B]->seg.writer->adopting, 1);
+    waiter t = {.w = writers[A], .key = "new", .patience = 60, .once = true};
+    double from = seconds();
+    run(&t);
+    CHECK_EQ(SHMS_EFULL, t.rc);
+    CHECK(t.ended - from > 0.045); /* the sleep was a whole one */
+    shms_batch_drop(t.w, &t.b);
+    shms_set(&writers[B]->seg.writer->adopting, 0);
+    end_all();
+}
+
+static void release_first(const char *label) {
     if (strcmp(label, "F1"))
         return;
     shms_step_hook = NULL;
@@ -362,7 +393,7 @@ TEST(a_release_between_the_refusal_and_the_announcement_is_seen_without_a_sleep)
     setup(1, 1);
     fill_up();
     int before = sleeps;
-    shms_step_hook = pin_in_passing;
+    shms_step_hook = release_first;
     waited(1);
     CHECK_EQ(before, sleeps);
     end_all();
@@ -432,6 +463,7 @@ TEST(a_wait_that_is_over_is_one_refusal_and_a_put_that_got_room_is_none) {
     start(&t);
     join(&t, SHMS_EFULL, from);
     CHECK(t.ended - from >= 0.12);
+    CHECK(asked < 45000000); /* the rest */
     CHECK_EQ(OBJECTS * UNIT, t.b.refusal.held[0]);
     CHECK_EQ(1, refusals());
     waiter u = usual;
@@ -517,14 +549,14 @@ static void close_and_take_over(void) {
 static void close_writer(void) { CHECK_EQ(SHMS_OK, shms_writer_close(writers[A], false)); }
 
 TEST(a_close_ends_the_wait) {
-    setup(1, 1);
-    fill_up();
+    begin_other();
     slow = true;
     waiter t = {.once = true};
     start(&t);
     double from = seconds();
     close_writer();
     join(&t, SHMS_ECLOSED, from);
+    undo_other(); /* the last ticket, which releases the lock */
     CHECK_EQ(0, writers[A]->seg.writer->room_wanted);
     shms_writer_free(writers[A]);
     writers[A] = NULL;

@@ -233,7 +233,7 @@ def test_other_threads_put_hit_and_cancel_while_one_waits(stores: Stores) -> Non
             ref = writer.put(f"small{i}", small)
             assert writer.cancel(writer.get_cached(f"small{i}"))
             assert writer.cancel(ref)
-        assert waits(writer.name)
+        assert "new" not in writer
         assert writer.cancel(held)
 
     with meanwhile(writer.name, work):
@@ -244,8 +244,7 @@ def test_other_threads_put_hit_and_cancel_while_one_waits(stores: Stores) -> Non
 
 def test_all_threads_that_wait_get_their_room(stores: Stores) -> None:
     """More than there is room for at a time, of which each lets go; also of kinds whose memory of a refusal differs."""
-    writer = stores.create(CAPACITY)
-    writer.set_quota("images", CAPACITY)
+    writer = stores.create(CAPACITY, quotas={"images": CAPACITY})
     held = writer.put("held", ALL)
 
     def work(number: int) -> Callable[[], None]:
