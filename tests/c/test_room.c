@@ -245,6 +245,7 @@ TEST(an_object_that_was_committed_and_is_not_leased_wakes) {
     begin_other();
     woken_by(usual, commit_other);
     other.keep = 1;
+    shms_batch_drop(NULL, &other);
 }
 
 TEST(the_end_of_a_protection_wakes) {
