@@ -96,11 +96,13 @@ int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t ke
     if (rc || (rc = shms_batch_ready(b)) || (rc = shms_writer_enter_to_place(w)))
         return rc;
     rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
-    int again = shms_is_refusal(rc) && b->until ? shms_room_await(w, &b->until) : 0;
-    if (again < 0)
-        return again;
-    if (again)
-        rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
+    if (shms_is_refusal(rc) && b->until) {
+        int again = shms_room_await(w, &b->until);
+        if (again < 0)
+            return again;
+        if (again)
+            rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
+    }
     if (!shms_is_refusal(rc))
         b->until = 0;
     shms_writer_refused(w, rc, b);
