@@ -451,7 +451,7 @@ GEOMETRY = [
 # Fields that can be any number: only people read them, or recover computes them again.
 FREE_FIELDS = [
     *("pid", "used_bytes", "objects", "open_leases", "hand", "small_hand", "ephemeral", "adopting", "releases"),
-    *("retirements", "drops", "more", "tier", "cleared", "reserved"),
+    *("retirements", "drops", "room_wanted", "more", "tier", "cleared", "reserved"),
 ]
 # Some of their values contradict what is stored; the others can be any.
 OTHER_FIELDS = [
