@@ -226,7 +226,7 @@ class ForeignStoreError(ShmStoreError, PermissionError):
 
     _number = _errno.EACCES
     default_message = "the store belongs to another user, or other users may open it"
-    default_hint = "pass allow_uid=UID if you trust the owner with everything that this process reads from the store"
+    default_hint = "run this as the user that owns the store"
 
 
 class ObjectTooLargeError(ShmStoreError, ValueError):

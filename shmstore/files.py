@@ -2,11 +2,19 @@
 
 import errno
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, LayoutMismatchError, SparseStoreError, StoreNotFoundError, shown
+from shmstore.errors import (
+    CorruptStoreError,
+    ForeignStoreError,
+    LayoutMismatchError,
+    SparseStoreError,
+    StoreNotFoundError,
+    shown,
+)
 
 DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "shmstore-"
@@ -95,6 +103,14 @@ def classify(name: str) -> SegmentFile:
 def no_store(name: str) -> StoreNotFoundError:
     """Return the error for a name that no file in /dev/shm has."""
     return StoreNotFoundError(f"there is no store named {shown(name)}", hint="list the stores with shmstore ls")
+
+
+def another_user(name: str) -> ForeignStoreError:
+    """Return the error for a store of another user, which this process may not open or change."""
+    with suppress(OSError):  # it has gone meanwhile
+        uid = os.lstat(f"{DIRECTORY}/{name}").st_uid
+        return ForeignStoreError(f"store {shown(name)} belongs to user {uid}", hint=f"run this as user {uid}")
+    return ForeignStoreError(f"store {shown(name)}: {ForeignStoreError.default_message}")
 
 
 def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None, list[bool]]:

@@ -417,7 +417,7 @@ static bool stat_name(const shms_segment *seg, struct stat *st) {
 }
 
 /* Returns the code for an open that failed. */
-static int open_failed(const shms_segment *seg, int role) {
+static int open_failed(const shms_segment *seg) {
     struct stat st;
     int why = errno;
     if (why == ENOENT)
@@ -425,7 +425,7 @@ static int open_failed(const shms_segment *seg, int role) {
     /* a symbolic link; a directory, which the C library's shm_open calls EINVAL; a socket */
     if (why == ELOOP || why == EISDIR || why == EINVAL || why == ENXIO)
         return SHMS_ELAYOUT;
-    bool foreign = why == EACCES && role != SHMS_ROLE_INSPECTOR && stat_name(seg, &st) && st.st_uid != geteuid();
+    bool foreign = why == EACCES && stat_name(seg, &st) && st.st_uid != geteuid();
     errno = why;
     return foreign ? SHMS_EFOREIGN : SHMS_ESYS;
 }
@@ -438,7 +438,7 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
         return rc;
     /* O_NONBLOCK: the open must return whatever kind of file has that name, also for a pipe. */
     if (shms_segment_open_file(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
-        return open_failed(seg, role);
+        return open_failed(seg);
     rc = open_mapped(seg, role);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
         rc = open_unfinished(seg, role);

@@ -11,6 +11,7 @@ from shmstore import namespaces
 from shmstore.bindings import inspect as native
 from shmstore.errors import (
     CorruptStoreError,
+    ForeignStoreError,
     LayoutMismatchError,
     ObjectNotFoundError,
     SparseStoreError,
@@ -143,7 +144,7 @@ class StoreInspector:
             raise no_store(name)
         try:
             return cls(native.Inspector(name), name)
-        except LayoutMismatchError:
+        except (LayoutMismatchError, ForeignStoreError):
             raise cannot_open(classify(name)) from None
         except SparseStoreError as error:
             raise SparseStoreError(f"{name!r}: {error.message}") from None

@@ -1,14 +1,17 @@
 """The segments of this host, and the removal of dead ones."""
 
 import os
+from contextlib import suppress
 from dataclasses import fields
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import ShmStoreError
-from shmstore.files import DIRECTORY, PREFIX, classify
+from shmstore.files import DIRECTORY, PREFIX, SegmentFile, another_user, classify
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
 from shmstore.store.refusals import cannot_open
+
+_NO_STORE = ("foreign", "blank", "unreadable")
 
 
 def find_segments() -> list[SegmentInfo]:
@@ -17,25 +20,29 @@ def find_segments() -> list[SegmentInfo]:
     with os.scandir(DIRECTORY) as entries:
         names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
     for name in names:
-        try:
-            info = look_at(name)
-        except (ShmStoreError, OSError, ValueError):  # gone since, or no store
-            continue
-        found.append(info)
+        with suppress(ShmStoreError, OSError, ValueError):  # gone since
+            file = classify(name)
+            if file.state not in _NO_STORE or (file.state == "unreadable" and name.startswith(PREFIX)):
+                found.append(_info(file))
     return found
 
 
 def look_at(name: str) -> SegmentInfo:
     """Return what can be said about one file of /dev/shm; it never raises for a damaged segment.
 
-    Raises StoreNotFoundError if there is no such file, LayoutMismatchError if it is not a store.
+    Raises StoreNotFoundError if there is no such file, LayoutMismatchError if it is not a store, ForeignStoreError if
+    it may not be read.
     """
     file = classify(name)
-    if file.state in ("foreign", "blank") or (file.state == "unreadable" and not name.startswith(PREFIX)):
+    if file.state in _NO_STORE:
         raise cannot_open(file)
+    return _info(file)
+
+
+def _info(file: SegmentFile) -> SegmentInfo:
     facts = None
     if file.state == "ok":
-        with StoreInspector.open(name) as inspector:
+        with StoreInspector.open(file.name) as inspector:
             facts = inspector.facts()
     return SegmentInfo(**{field.name: getattr(file, field.name) for field in fields(file)}, facts=facts)
 
@@ -44,6 +51,9 @@ def remove_segment(info: SegmentInfo, *, force: bool = False) -> None:
     """Remove the name of a segment whose writer is dead; processes that map its pages keep them.
 
     Holds the writer's lock meanwhile, so that no process recovers it. Raises WriterActiveError; RankInUseError if a
-    reader is attached, unless `force`; StoreNotFoundError if it is no longer that file.
+    reader is attached, unless `force`; StoreNotFoundError if it is no longer that file; ForeignStoreError.
     """
-    native.remove(info.name, info.device, info.inode, info.file_bytes, force)
+    try:
+        native.remove(info.name, info.device, info.inode, info.file_bytes, force)
+    except PermissionError:
+        raise another_user(info.name) from None

@@ -9,7 +9,7 @@ from multiprocessing import util
 from typing import Protocol
 
 from shmstore.bindings import inspect as native
-from shmstore.bindings.store import OWN_UID, Options, space_needed
+from shmstore.bindings.store import Options, space_needed
 from shmstore.errors import (
     CorruptStoreError,
     LayoutMismatchError,
@@ -115,7 +115,7 @@ def make_room(
         if seen is None or (file.device, file.inode) != (seen.st_dev, seen.st_ino):
             return  # another writer of the store was faster
         if file.owner_uid != os.geteuid():
-            raise refusals.foreign(name, OWN_UID)
+            raise refusals.foreign(name, may_allow=False)
         if file.state in ("foreign", "unreadable") or (file.state == "blank" and file.file_bytes):
             raise error
         if file.writer_alive:

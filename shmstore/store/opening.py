@@ -197,7 +197,7 @@ class Openable(Closable):
         arena: int | None = None,
         keep_leases: bool = True,
     ) -> Self:
-        name, *_, uid = expected
+        name = expected[0]
         try:
             writer = native.Writer.recover(*expected, options, arena, keep_leases)
         except StoreNotFoundError as error:
@@ -209,7 +209,7 @@ class Openable(Closable):
                 raise refusals.other_options(name, options) from None
             raise refusals.another_layout(error, name) from None
         except ForeignStoreError:
-            raise refusals.foreign(name, uid) from None
+            raise refusals.foreign(name, may_allow=options is None) from None
         except OSError as error:
             raise refusals.unusable(error, name) from None
         except CorruptStoreError:

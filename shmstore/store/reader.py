@@ -178,7 +178,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         except LayoutMismatchError as error:
             raise refusals.another_layout(error, name) from None
         except ForeignStoreError:
-            raise refusals.foreign(name, uid) from None
+            raise refusals.foreign(name, may_allow=True) from None
         except OSError as error:
             raise refusals.unusable(error, name) from None
         except ValueError as error:

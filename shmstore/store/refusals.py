@@ -29,7 +29,7 @@ from shmstore.errors import (
     listed,
     shown,
 )
-from shmstore.files import DIRECTORY, SegmentFile, classify, holders
+from shmstore.files import DIRECTORY, SegmentFile, another_user, classify, holders
 from shmstore.refs import ObjectRef
 from shmstore.serde.protocol import Encoded, Layout
 
@@ -172,25 +172,22 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
     return SharedMemoryError(f"{path} cannot be used: {error.strerror}", number=error.errno)
 
 
-def foreign(name: str, allow_uid: int) -> ShmStoreError:
-    """Return the error for a store that belongs to another user, or that other users may open."""
-    try:
-        seen = os.lstat(f"{DIRECTORY}/{name}")
-    except OSError:
-        return ForeignStoreError(f"store {shown(name)}: {ForeignStoreError.default_message}")
-    me = os.geteuid()
-    if seen.st_uid == allow_uid:  # the owner is right, but this process may not open it
-        return unusable(OSError(errno.EACCES, ""), name)
-    if allow_uid != native.OWN_UID:
-        whose = f"belongs to user {seen.st_uid}, not to user {allow_uid}"
-    elif seen.st_uid != me:
-        whose = f"belongs to user {seen.st_uid}, and this process runs as user {me}"
-    else:
-        return ForeignStoreError(
-            f"store {shown(name)} has mode {stat.S_IMODE(seen.st_mode):04o}: users other than its owner may open it",
-            hint=f"chmod 600 {DIRECTORY}/{name} if nobody else needs it, or pass allow_uid={me}",
-        )
-    return ForeignStoreError(f"store {shown(name)} {whose}")
+def foreign(name: str, may_allow: bool) -> ForeignStoreError:
+    """Return the error for a store that belongs to another user, or that other users may open.
+
+    `may_allow` says whether the call has the option `allow_uid`.
+    """
+    error, path = another_user(name), f"{DIRECTORY}/{name}"
+    with suppress(OSError):  # it has gone meanwhile
+        seen = os.lstat(path)
+        if seen.st_uid == os.geteuid():
+            error = ForeignStoreError(
+                f"store {shown(name)} has mode {stat.S_IMODE(seen.st_mode):04o}: others than its owner may open it",
+                hint=f"chmod 600 {path} if nobody else needs it",
+            )
+        if may_allow and os.access(path, os.R_OK | os.W_OK, effective_ids=True):  # else it cannot help
+            error.hint += f", or pass allow_uid={seen.st_uid} if you trust whoever may write to it"
+    return error
 
 
 def exists(name: str) -> StoreExistsError:
@@ -205,17 +202,19 @@ def exists(name: str) -> StoreExistsError:
     return StoreExistsError(f"a store named {shown(name)} exists already")
 
 
-def another_layout(error: LayoutMismatchError, name: str) -> LayoutMismatchError:
+def another_layout(error: LayoutMismatchError, name: str) -> ShmStoreError:
     """Return the error for a file that cannot be opened; it says what the file is instead."""
     if error._code == native.OTHER_RANKS:  # it is a store, and the error says what is wrong
         return LayoutMismatchError(f"store {shown(name)}: {error.message}", hint=error.hint)
     return cannot_open(classify(name))
 
 
-def cannot_open(file: SegmentFile) -> LayoutMismatchError:
-    """Return the error for a file that does not have the layout of a store of this version."""
+def cannot_open(file: SegmentFile) -> ShmStoreError:
+    """Return the error for a file that does not have the layout of a store of this version, or cannot be read."""
     store = f"store {shown(file.name)}"
-    if file.state in ("foreign", "blank", "unreadable"):
+    if file.state == "unreadable":
+        return another_user(file.name)
+    if file.state in ("foreign", "blank"):
         return LayoutMismatchError(
             f"{DIRECTORY}/{file.name} {file.problem}", hint="choose another name, or remove it yourself"
         )

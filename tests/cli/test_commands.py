@@ -217,6 +217,39 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
     assert (1, True) == (ran.status, "shmstore ls" in ran.err), ran
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which root alone may")
+@pytest.mark.parametrize("prefix", ["", "shmstore-"])
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_every_command_gives_the_same_answer_to_another_user(stores: Stores, prefix: str, mode: int) -> None:
+    """`ls` knows that a file is a store if it may read it, or by its generated name."""
+    name = prefix + store_name()
+    stores.create(name=name).close(unlink=False)
+    (SHM / name).chmod(mode)
+    asked = {f"{name} {command}": (command, name, *NAMED[command]) for command in NAMED}
+    asked |= {"quick": ("verify", name, "--quick"), "removes": ("gc", name, "--yes", "--force"), "ls": ("ls",)}
+    cli.build_parser()  # loads modules, which the other user may not be allowed to read
+
+    def ask() -> dict[str, Ran]:
+        os.setgid(65534)
+        os.setuid(65534)
+        return {what: piped(*arguments) for what, arguments in asked.items()}
+
+    try:
+        said = Child(ask).join()
+    finally:
+        (SHM / name).unlink()
+    answer = f": store {name!r} belongs to user 0 (hint: run this as user 0)"
+    if mode == 0o644:  # all but the removal just read it
+        assert [1] == [ran.status for ran in said.values() if answer in ran.err]
+        assert (1, True) == (said["removes"].status, answer in said["removes"].err)
+        assert name in said["ls"].out
+        return
+    listed = said.pop("ls")
+    assert (0, bool(prefix), bool(prefix)) == (listed.status, name in listed.out, answer in listed.err)
+    assert {1} == {ran.status for ran in said.values()}
+    assert {f"shmstore {asked[what][0]}{answer}\n" for what in said} == {ran.err for ran in said.values()}
+
+
 def test_top_of_all_judges_as_ls_does_and_of_one_as_dump_does() -> None:
     with case("dead") as sound, case("unfinished") as unfinished:
         everything = [piped("ls"), piped("top", "--iterations", "1")]

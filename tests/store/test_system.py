@@ -296,7 +296,10 @@ def test_a_store_that_others_may_open_is_not_adopted_unasked(planted: Path, mode
         with pytest.raises(errors.ForeignStoreError, match=planted.name) as caught:
             call(planted.name)
         assert errno.EACCES == caught.value.errno
-        assert "allow_uid" in caught.value.hint
+        assert f"allow_uid={os.geteuid()}" in caught.value.hint
+    with raises(errors.ForeignStoreError, [f"{mode:04o}"], ["chmod 600"]) as refused:
+        ObjectStoreWriter.open(planted.name, capacity=4096, n_readers=1)
+    assert "allow_uid" not in refused.value.hint, "open has no such option"
     adopt(planted.name, allow_uid=os.geteuid())
     with StoreInspector.open(planted.name) as inspector:
         assert 1 == inspector.facts().n_readers
@@ -308,25 +311,29 @@ def test_another_user_s_store_is_adopted_only_if_that_user_is_named(planted: Pat
     wanted: list[dict[str, Any]] = [{}, {"allow_uid": 0}, {"allow_uid": NOBODY - 1}]
     for options in wanted:
         for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-            with pytest.raises(errors.ForeignStoreError, match=str(NOBODY)):
+            with raises(errors.ForeignStoreError, [f"user {NOBODY}"], [f"as user {NOBODY}", f"allow_uid={NOBODY}"]):
                 call(planted.name, **options)
+    with raises(errors.ForeignStoreError, [f"user {NOBODY}"], [f"as user {NOBODY}"]) as refused:
+        ObjectStoreWriter.open(planted.name, capacity=4096, n_readers=1)
+    assert "allow_uid" not in refused.value.hint, "open has no such option"
     adopt(planted.name, allow_uid=NOBODY)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_a_store_that_may_not_be_opened_is_said_to_be_another_user_s(planted: Path) -> None:
-    def attach_as_nobody() -> list[str]:
+@pytest.mark.parametrize("options", [{}, {"allow_uid": 0}])
+def test_a_store_that_may_not_be_opened_is_said_to_be_another_user_s(planted: Path, options: dict[str, Any]) -> None:
+    def attach_as_nobody() -> list[errors.ForeignStoreError]:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
         said = []
         for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-            try:
-                call(planted.name)
-            except OSError as error:
-                said.append(f"{type(error).__name__} {error.errno}")
+            with pytest.raises(errors.ForeignStoreError, match="user 0") as caught:
+                call(planted.name, **options)
+            said.append(caught.value)
         return said
 
-    assert [f"ForeignStoreError {errno.EACCES}"] * 2 == in_child(attach_as_nobody)
+    for error in in_child(attach_as_nobody):
+        assert (errno.EACCES, "run this as user 0") == (error.errno, error.hint), "allow_uid cannot help"
 
 
 @pytest.mark.parametrize("uid", ["0", 1.5, True])

@@ -8,6 +8,7 @@ from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_json, age, complain, print_json, ratio, size, writers
 from shmstore.cli.commands.tables import make_console, make_fitting_table
 from shmstore.errors import ShmStoreError
+from shmstore.files import another_user
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import find_segments
@@ -67,6 +68,9 @@ def _run(arguments: argparse.Namespace) -> int:
         ]
         left, spare = ("name", "owner", "state"), ("hit ratio", "age", "readers", "size", "objects")
         console.print(make_fitting_table(console, "", columns, rows, left=left, spare=spare))
+    for info in segments:
+        if info.state == "unreadable":
+            complain("ls", another_user(info.name))
     for info in damaged:
         complain("ls", f"{info.name}: {info.problem}")
     return EXIT_WRONG if damaged else EXIT_OK

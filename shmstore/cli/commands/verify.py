@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_json, add_name, complain, print_json, shown, size
-from shmstore.files import classify
+from shmstore.files import another_user, classify
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_quick(arguments: argparse.Namespace) -> int:
     file = classify(arguments.name)
+    if file.state == "unreadable":
+        raise another_user(file.name)
     problem = file.problem
     several = f"{file.writers_alive} of {file.writers} writers are alive" if file.writers != 1 else None
     if file.state == "being created":
