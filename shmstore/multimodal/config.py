@@ -13,6 +13,7 @@ from typing import Literal
 
 from shmstore.errors import kind_of, shown
 from shmstore.store.arguments import checked_name
+from shmstore.tiers.urls import read_url
 
 GIB = 1 << 30
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
@@ -56,7 +57,9 @@ class MultiModalCacheConfig:
     tier_url: str | None = dataclasses.field(default=None, repr=False)  # it may have a password
     """URL of a tier that has the items of other hosts, such as "redis://host:6379"; see `open_tier`. For `shm` only."""
     tier_namespace: str = ""
-    """What must be the same on two hosts if one may use the items of the other, such as the version of a processor."""
+    """What must be the same on two hosts if one may use the items of the other, such as the version of a processor.
+
+    It must not be empty if there is a `tier_url`."""
     relay: bool = False
     """Whether a `shmstore relay` of this host writes to the segment, too. For `shm` only.
 
@@ -125,6 +128,13 @@ class MultiModalCacheConfig:
                 raise ValueError(f"{name} is for 'shm' only; with cache_type='lru' it must not be {given}")
 
     def _check_shared(self) -> None:
+        if self.tier_url is not None:
+            try:
+                read_url(self.tier_url, {})
+            except ValueError as error:
+                raise ValueError(f"tier_url cannot be used: {error}") from None
+            if not self.tier_namespace:
+                raise ValueError("tier_namespace must not be empty with a tier_url: two models would share items")
         most = min(_MAX_GROUPS, _MAX_READERS // self.world_size)
         if self.n_engines > most:
             raise ValueError(

@@ -30,6 +30,12 @@ def open_tier(url: str, **options: Any) -> Tier:
     Raises ValueError for a scheme or an option that is not known, and MissingExtraError if the package of the back end
     is not installed.
     """
+    make, parts, options = read_url(url, options)
+    return make(parts, options)
+
+
+def read_url(url: str, options: dict[str, Any]) -> "tuple[_Make, SplitResult, dict[str, Any]]":
+    """Return what `open_tier` calls for a URL, and with what; the same ValueErrors, without the back end's package."""
     parts = _split(url)
     if parts.scheme not in _SCHEMES:
         raise ValueError(f"the URL of a tier must start with one of {', '.join(_SCHEMES)}, not {shown(parts.scheme)}")
@@ -44,7 +50,7 @@ def open_tier(url: str, **options: Any) -> Tier:
     options = {name: _parsed(known[name], name, text) for name, text in given.items()} | options
     if not 0 < seconds_of("timeout", options.get("timeout", 1.0)) < math.inf:
         raise ValueError(f"timeout must be a number of seconds above 0, not {shown(options['timeout'])}")
-    return make(parts, options)
+    return make, parts, options
 
 
 def shown_url(url: str) -> str:
@@ -109,11 +115,12 @@ def _mooncake(parts: SplitResult, options: dict[str, Any]) -> Tier:
 
 
 _Options: TypeAlias = dict[str, Callable[[str], Any]]
+_Make: TypeAlias = Callable[[SplitResult, dict[str, Any]], Tier]
 _RESP_EXAMPLES = {"redis": "host:6379", "rediss": "host:6379", "unix": "/run/redis.sock"}
 _RESP: _Options = {"timeout": float, "expire": int, "connections": int, "db": int, "username": str, "password": str}
 TLS = ("ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile")
 _MOONCAKE: _Options = {"metadata": str, "protocol": str, "devices": str, "host": str, "staging": int, "timeout": float}
-_SCHEMES: dict[str, tuple[Callable[[SplitResult, dict[str, Any]], Tier], _Options]] = {
+_SCHEMES: dict[str, tuple[_Make, _Options]] = {
     "file": (_file, {"timeout": float}),
     "redis": (_resp, _RESP),
     "rediss": (_resp, _RESP | dict.fromkeys(TLS, str)),

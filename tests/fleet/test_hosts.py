@@ -71,7 +71,7 @@ class Host:
     """An API server and a worker, which have a store of their own and a tier."""
 
     def __init__(self, number: int, network: Network, url: str, stack: ExitStack) -> None:
-        settings = settings_of(1, tier_url=url)
+        settings = settings_of(1, tier_url=url, tier_namespace="model/1")
         with network.entered(number):
             self.server = Server(settings, stack).attached()
         self.worker = Worker(settings, 0, self.server.handle, stack)

@@ -112,7 +112,7 @@ def test_neither_logs_nor_metrics_nor_records_have_the_password(
 
 def test_a_configuration_does_not_show_it() -> None:
     url = f"redis://:{SECRET}@host"
-    settings = MultiModalCacheConfig(cache_type="shm", tier_url=url)
+    settings = MultiModalCacheConfig(cache_type="shm", tier_url=url, tier_namespace="m")
     assert SECRET not in f"{settings}{settings.describe()}"
     with raises(ValueError, ["tier_url", "'lru'"]) as caught:
         MultiModalCacheConfig(tier_url=url)

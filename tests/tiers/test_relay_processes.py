@@ -28,6 +28,7 @@ from tests.tiers.memory import until
 
 SPAWN = multiprocessing.get_context("spawn")
 WORKERS = 2
+NAMESPACE = "a model/1"
 
 
 class RelayProcess:
@@ -36,6 +37,7 @@ class RelayProcess:
     def __init__(self, store: str, folder: Path, stack: ExitStack, *options: str) -> None:
         self.socket = str(folder / "socket")
         command = [sys.executable, "-m", "shmstore", "relay", "--json", "--socket", self.socket]
+        command += ["--namespace", NAMESPACE]
         command += ["--tier", f"file://{folder}/tier", "--store", store, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         stack.callback(self.kill)
@@ -64,8 +66,9 @@ class Hosts:
         self.folder, self.stack, self.store = folder, stack, store_name()
         stack.callback(lambda: (SHM / self.store).unlink(missing_ok=True))
         (folder / "tier").mkdir()
+        url = f"file://{folder}/tier"
         self.settings: MultiModalCacheConfig = config(
-            8 * MIB, 8 * MIB, cache_type="shm", world_size=WORKERS, tier_url=f"file://{folder}/tier"
+            8 * MIB, 8 * MIB, cache_type="shm", world_size=WORKERS, tier_url=url, tier_namespace=NAMESPACE
         )
         self.relay = self.start()  # meanwhile
         self.sender: ShmObjectStoreSenderCache[Any, Any] = shm_sender(self.settings)
@@ -230,7 +233,8 @@ def test_a_relay_joins_a_store_finds_what_its_host_has_and_leaves_it_there(tmp_p
 def test_a_configuration_makes_room_for_the_relay_of_its_host(tmp_path: Path) -> None:
     (tmp_path / "tier").mkdir()
     url, name = f"file://{tmp_path}/tier", store_name()
-    settings = config(2 * MIB, 2 * MIB, cache_type="shm", shm_name=name, tier_url=url, relay=True)
+    more = {"shm_name": name, "tier_url": url, "tier_namespace": NAMESPACE, "relay": True}
+    settings = config(2 * MIB, 2 * MIB, cache_type="shm", **more)
     with ExitStack() as stack:
         stack.callback(lambda: (SHM / name).unlink(missing_ok=True))
         sender = stack.enter_context(shm_sender(settings))

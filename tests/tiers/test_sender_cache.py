@@ -16,6 +16,7 @@ from shmstore.multimodal.values.types import MULTIMODAL
 from shmstore.tiers import StoreTier
 from tests.multimodal.helpers import MIB, config, three_tensors, update
 from tests.multimodal.test_stored_updates import ATTACKS
+from tests.support import raises
 from tests.tiers.memory import MemoryTier, late
 
 SETTINGS = config(4 * MIB, 4 * MIB, cache_type="shm")
@@ -259,3 +260,19 @@ def test_only_shm_has_a_tier() -> None:
         config(MIB, MIB, cache_type="shm", tier_url=5)
     with pytest.raises(ValueError, match="tier_namespace"):
         config(MIB, MIB, cache_type="shm", tier_namespace=None)
+
+
+def test_a_tier_without_a_namespace_or_with_a_wrong_url_is_refused() -> None:
+    """Without one, two models would read each other's items."""
+    with raises(ValueError, ["tier_namespace"]):
+        config(MIB, MIB, cache_type="shm", tier_url="file:///x", tier_namespace="")
+    for url in (
+        "http://x",
+        "redis://x?no=1",
+        "redis://x:port",
+        "file:///x?timeout=0",
+        "redis://:secret@x?expire=secret",
+    ):
+        with raises(ValueError, ["tier_url"]) as caught:
+            config(MIB, MIB, cache_type="shm", tier_url=url, tier_namespace="m")
+        assert ":secret" not in str(caught.value)
