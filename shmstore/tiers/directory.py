@@ -79,7 +79,7 @@ class DirectoryTier:
                     os.unlink(temporary)
                 raise
 
-    def fetch(self, key: str, into: Into) -> bool:
+    def fetch(self, key: str, into: Into) -> bool | None:
         """Read the file of `key` into the memory that `into` gives, as `Tier.fetch` says, and note that it was used."""
         check_key(key)
         end = self._begin()
@@ -90,9 +90,11 @@ class DirectoryTier:
             sizes = self._sizes(file)
             for size in sizes:
                 span = take(into, size)
-                if span is None or not self._read(file, span, end):
+                if span is None:
                     return False
-        return bool(sizes)
+                if not self._read(file, span, end):
+                    return None
+        return True if sizes else None
 
     def has(self, keys: Sequence[str]) -> list[bool]:
         """Return for each key whether it has a file; files are not read."""

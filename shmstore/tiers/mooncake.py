@@ -129,7 +129,7 @@ class MooncakeTier:
                     lane.put(f"{key}/{i}", span)
             lane.put(f"{key}/head", memoryview(head))
 
-    def fetch(self, key: str, into: Into) -> bool:
+    def fetch(self, key: str, into: Into) -> bool | None:
         """Read the spans of `key` into memory that `into` gives; see `Tier.fetch`."""
         check_key(key)
         with self._lane() as lane:
@@ -137,6 +137,8 @@ class MooncakeTier:
             if found is None:
                 return False
             sizes, small = found
+            if not sizes:
+                return None
             for i, size in enumerate(sizes):
                 view = take(into, size)
                 if view is None:
@@ -357,7 +359,10 @@ class _Lane:
         return True
 
     def head(self, key: str) -> tuple[list[int], dict[int, bytes]] | None:
-        """Return the sizes of the spans of a value and the bytes of the small ones, or None if it is not there."""
+        """Return the sizes of the spans of a value, none for what is not one, and the bytes of the small ones.
+
+        None if it is not there.
+        """
         length = self._get_into(f"{key}/head", self._placed(self.staging), self.staging.nbytes)
         return None if length is None else _parsed(bytes(self.staging[:length]))
 
@@ -419,8 +424,8 @@ def _head_of(spans: Sequence[memoryview]) -> bytes:
     return b"".join([table.packed(spans), *(span for span in spans if span.nbytes <= INLINE)])
 
 
-def _parsed(head: bytes) -> tuple[list[int], dict[int, bytes]] | None:
-    """Take a head apart; None if it is not one."""
+def _parsed(head: bytes) -> tuple[list[int], dict[int, bytes]]:
+    """Take a head apart; without a span if it is not one."""
     sizes = table.sizes_in(head)
     at = table.length_of(len(sizes))
     small = {}
@@ -428,4 +433,4 @@ def _parsed(head: bytes) -> tuple[list[int], dict[int, bytes]] | None:
         if size <= INLINE:
             small[i] = head[at : at + size]
             at += size
-    return (sizes, small) if sizes and at == len(head) else None
+    return (sizes, small) if at == len(head) else ([], {})

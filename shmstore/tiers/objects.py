@@ -106,29 +106,26 @@ class Incoming:
         self._head: bytearray | None = None
         self._crc = 0
         self._batch: Any = None
-        self._payload: Any = None
+        self._payload: memoryview | None = None
         self.nbytes = 0
         """The size of the payload."""
-        self.begun = False
-        """Whether the tier had anything under the key."""
         self.moment = 0
         """When it was published."""
-        self.outdated = False
-        """Whether that moment was not `valid`."""
-        self.declined = False
-        """Whether `wanted` did not want it, or the store had no room."""
+        self.refused = "misses"
+        """As what a fetch counts that ends early: "damaged" for a head that does not verify; "declined" if `wanted` did
+        not want it, or the store had no room; "misses" if its moment was not `valid`, or the tier has no more of it."""
 
     def into(self, size: int) -> memoryview | None:
         """Return the memory for the head, and then for the payload if the head is whole; else None."""
-        self.begun = True
+        self.refused = "damaged"
         if self._head is None:
             if not 0 <= size - _HEAD.size - _CRC.size <= self._native.max_object_size:
                 return None
             self._head = bytearray(size)
-            return memoryview(self._head)
-        if self._payload is not None or not self._begin(size):
+        elif self._payload is not None or not self._begin(size):
             return None
-        return self._payload
+        self.refused = "misses"
+        return memoryview(self._head) if self._payload is None else self._payload
 
     def _begin(self, size: int) -> bool:
         head = memoryview(self._head or b"")
@@ -140,10 +137,10 @@ class Incoming:
         if crc != crc32c(self._name.encode(), head[: _HEAD.size], head[rest:]):
             return False
         if not self._valid(self.moment):
-            self.outdated = True
+            self.refused = "misses"
             return False
         if not self._wanted(nbytes):
-            self.declined = True
+            self.refused = "declined"
             return False
         extra = bytes(head[rest + n_meta :])
         if not self._accepts(extra):
@@ -152,7 +149,7 @@ class Incoming:
         try:
             batch.begin(self._key, bytes(head[rest : rest + n_meta]), nbytes, False, extra)
         except (StoreFullError, ObjectTooLargeError, ObjectExistsError):
-            self.declined = True
+            self.refused = "declined"
             return False
         self._batch, self.nbytes = batch, nbytes
         self._payload = memoryview(hidden(batch.buffer(owner=batch)))

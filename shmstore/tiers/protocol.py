@@ -32,9 +32,10 @@ class Tier(Protocol):
         """
         ...
 
-    def fetch(self, key: str, into: Into) -> bool:
+    def fetch(self, key: str, into: Into) -> bool | None:
         """Read the spans of `key` into memory that `into` gives, and return whether all of them are there.
 
+        None says that there is something else under the key, which no `publish` has left so.
         It calls `into` for each span in order, before the bytes of that span are transferred and after the span before
         is filled. If `into` returns None, the rest stays where it is. A False may leave any bytes in that memory.
         """

@@ -169,7 +169,7 @@ class RespTier:
         with self._connection() as connection:
             self._ask(connection, [head + start, spans[-1], end], bytes)
 
-    def fetch(self, key: str, into: Into) -> bool:
+    def fetch(self, key: str, into: Into) -> bool | None:
         """Read the spans of `key` into memory that `into` gives; see `Tier.fetch`."""
         check_key(key)
         with self._connection() as connection:
@@ -178,19 +178,22 @@ class RespTier:
             except TierError as error:
                 if "WRONGTYPE" not in str(error):
                     raise
-                return False  # what somebody else keeps there
+                return None  # what somebody else keeps there
             sizes = table.sizes_in(ahead)
             at = table.length_of(len(sizes))
+            if not sizes or len(ahead) < min(at + sum(sizes), _AHEAD):
+                return None if ahead else False
             for size in sizes:
                 memory = take(into, size)
                 if memory is None:
                     return False
                 known = ahead[at : at + size]
                 memory[: len(known)] = known
-                if size > len(known) and not self._fill(connection, key, at + len(known), memory[len(known) :]):
-                    return False
+                rest = memory[len(known) :]
+                if len(rest) and (has := self._fill(connection, key, at + len(known), rest)) != len(rest):
+                    return None if has else False  # evicted since
                 at += size
-        return bool(sizes)
+        return True
 
     def has(self, keys: Sequence[str]) -> list[bool]:
         """Return for each key whether something is there; see `Tier.has`."""
@@ -246,20 +249,20 @@ class RespTier:
                     raise InvalidResponse(shown(answer))
             return answers
 
-    def _fill(self, connection: Any, key: str, start: int, memory: memoryview) -> bool:
-        """Fill `memory` with the bytes of a value from `start` on; return False if it has no such bytes any more."""
+    def _fill(self, connection: Any, key: str, start: int, memory: memoryview) -> int:
+        """Fill `memory` with the rest of a value from `start` on; return how long that is: another length fills nothing."""
         with _telling(self._name):
             connection.send_command("GETRANGE", key, start, start + len(memory) - 1)
             line = b""
             while not line.endswith(b"\n"):
                 line += connection.socket.recv(1)
-            if line != b"$%d\r\n" % len(memory):
-                if line[:1] != b"$":
-                    raise InvalidResponse(shown(line))
+            if line[:1] != b"$":
+                raise InvalidResponse(shown(line))
+            if (size := int(line[1:])) != len(memory):
                 connection.disconnect()  # the rest of the answer is of no use
-                return False
+                return size
             while memory:
                 memory = memory[connection.socket.recv_into(memory) :]
             if (end := connection.socket.recv(1) + connection.socket.recv(1)) != b"\r\n":
                 raise InvalidResponse(shown(end))
-        return True
+        return size

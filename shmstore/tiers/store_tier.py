@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -34,6 +34,14 @@ _AHEAD = 3600 * 10**9
 """How far another host's clock may be ahead, in ns; a later moment is forged, and would survive each clear."""
 _AT_ONCE = 32
 """How many objects one call removes: a slow tier is to do that within its time-out."""
+
+
+@cache
+def _warn_of_damage() -> None:
+    _log.warning(
+        "a tier has an object that does not verify, which counts as a miss; more of them are not logged: see `damaged` "
+        "in `shmstore top`, and look for another program that writes to the tier"
+    )
 
 
 class StoreTier:
@@ -221,9 +229,12 @@ class StoreTier:
             return cleared < moment <= max(cleared, time.time_ns()) + _AHEAD and self._forgot_at <= begun_at
 
         incoming = Incoming(self._writer, key, namespace, name, self._costs.worth, valid, accepts)
-        if not self._tier.fetch(name, incoming.into) or not incoming.verifies():
-            missing = incoming.outdated or not incoming.begun
-            self._count(**{"declined" if incoming.declined else "misses" if missing else "damaged": 1})
+        whole = self._tier.fetch(name, incoming.into)
+        if not whole or not incoming.verifies():
+            outcome = "damaged" if whole or whole is None else incoming.refused
+            if outcome == "damaged":
+                _warn_of_damage()
+            self._count(**{outcome: 1})
             return False
         incoming.commit()
         if not valid(incoming.moment):  # asked after the commit: else who forgets or clears might not see the object

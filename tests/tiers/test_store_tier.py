@@ -2,11 +2,14 @@
 
 import gc
 import itertools
+import re
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +17,11 @@ import torch
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleSerde
 from shmstore.errors import ObjectExistsError, ObjectNotFoundError, TierFullError
-from shmstore.tiers import StoreTier, store_tier, write_behind
+from shmstore.tiers import StoreTier, open_tier, store_tier, write_behind
 from shmstore.tiers.objects import Incoming, spans_of, tier_key
 from tests.interrupts import interrupted_at
 from tests.tiers.memory import MemoryTier, late, until
+from tests.tiers.redis_server import RedisServer
 
 PIXELS = torch.arange(5000).reshape(50, 100)
 VALUE = {"pixels": PIXELS, "grid": (1, 2), "name": "x"}
@@ -690,3 +694,74 @@ def test_more_than_can_be_remembered_is_as_a_clear(
     assert tier.flush(10)
     assert sorted(memory.values) == sorted(tier_key(f"k{number}", None, "msgpack1") for number in (0, 1, 5))
     assert [tier.fetch(f"k{number}") for number in range(6)] == [False] * 6
+
+
+# ---- what a server has instead of the object
+
+
+def _flip(at: int) -> Callable[[bytes], bytes]:
+    return lambda value: b"".join((value[:at], bytes([value[at] ^ 16]), value[at + 1 :]))
+
+
+SPOILED: dict[str, Callable[[bytes], bytes]] = {
+    "another value": lambda value: b"x" * 100,
+    "a number": lambda value: b"1",
+    "the table cut": lambda value: value[:10],
+    "the head cut": lambda value: value[:40],
+    "the payload cut early": lambda value: value[:1000],
+    "the payload cut late": lambda value: value[:-1],
+    "a bit of the table": _flip(1),
+    "a bit of a size": _flip(5),
+    "a bit of the head": _flip(60),
+    "a bit of the payload": _flip(-1000),
+}
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("scheme", ["redis", "file"])
+def test_what_is_there_and_is_not_the_object_counts_as_damaged_and_is_logged_once(
+    redis: RedisServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    scheme: str,
+    spoil: Callable[[bytes], bytes],
+) -> None:
+    url = redis.url if scheme == "redis" else f"file://{tmp_path}"
+    with store() as one, store() as other, closing(StoreTier(one, open_tier(url))) as mine:
+        for key in (KEY, "another"):
+            put((one, mine), key)
+        if scheme == "file":
+            for path in tmp_path.glob("*/*.shmstore"):
+                path.write_bytes(b"shmstore tier 2\n" + spoil(path.read_bytes()[16:]))
+        else:
+            with pytest.importorskip("redis").Redis.from_url(url) as client:
+                for key in (NAME, tier_key("another", None, "msgpack1")):
+                    client.set(key, spoil(client.get(key)))
+        store_tier._warn_of_damage.cache_clear()
+        with closing(StoreTier(other, open_tier(url))) as tier:
+            assert [False] * 2 == [tier.fetch(key) for key in (KEY, "another")]
+            stats = tier.stats()
+        assert (2, 0, 0, 0) == (stats.damaged, stats.misses, stats.errors, stats.hits)
+        assert ["does not verify"] == re.findall("does not verify", caplog.text)
+        other.check_valid()
+
+
+@pytest.mark.parametrize("change", ["a list", "gone", "gone while it is fetched"])
+def test_what_has_gone_is_a_miss_and_a_value_of_another_type_is_damaged(redis: RedisServer, change: str) -> None:
+    with store() as one, store() as other, closing(StoreTier(one, open_tier(redis.url))) as mine:
+        put((one, mine))
+        if change != "gone while it is fetched":
+            redis.ask("DEL", NAME)
+        if change == "a list":
+            redis.ask("LPUSH", NAME, "x")
+        with closing(StoreTier(other, open_tier(redis.url))) as tier:
+            assert not tier.fetch(KEY, accepts=lambda extra: redis.ask("DEL", NAME) == b":1\r\n")
+            assert (change == "a list", change != "a list") == (tier.stats().damaged == 1, tier.stats().misses == 1)
+        redis.ask("DEL", NAME)
