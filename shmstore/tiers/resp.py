@@ -250,7 +250,7 @@ class RespTier:
             return answers
 
     def _fill(self, connection: Any, key: str, start: int, memory: memoryview) -> int:
-        """Fill `memory` with the rest of a value from `start` on; return how long that is: another length fills nothing."""
+        """Fill `memory` with the rest of a value from `start` on; return how long it is: if not as long, nothing is."""
         with _telling(self._name):
             connection.send_command("GETRANGE", key, start, start + len(memory) - 1)
             line = b""

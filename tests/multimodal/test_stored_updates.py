@@ -222,12 +222,12 @@ def _head_of_a_tier(writer: ObjectStoreWriter) -> Callable[[bytes], None]:
     return decode
 
 
-def _file_of_a_tier(path: Path) -> Callable[[bytes], bool]:
+def _file_of_a_tier(path: Path) -> Callable[[bytes], object]:
     name = Path(name_of(str(path), "a"))
     name.parent.mkdir()
     tier = DirectoryTier(path, timeout=60)
 
-    def decode(packed: bytes) -> bool:
+    def decode(packed: bytes) -> object:
         name.write_bytes(packed)
         return tier.fetch("a", lambda size: None)
 

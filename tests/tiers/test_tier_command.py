@@ -98,7 +98,7 @@ class Wrong(DirectoryTier):
         if len(spans[1]) < 1000 or self.changes:
             super().publish(key, spans, tags)
 
-    def fetch(self, key: str, into: Into) -> bool:
+    def fetch(self, key: str, into: Into) -> bool | None:
         memory: list[memoryview] = []
 
         def keeping(size: int) -> memoryview | None:
