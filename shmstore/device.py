@@ -9,7 +9,7 @@ import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from shmstore.errors import DeviceError
+from shmstore.errors import DeviceError, shown
 from shmstore.serde.tensors import load_torch
 
 if TYPE_CHECKING:
@@ -34,6 +34,15 @@ os.register_at_fork(after_in_child=_in_flight.clear)  # they are the parent's, a
 
 def _cuda() -> Any:  # tests have a stand-in
     return load_torch().cuda
+
+
+def device_of(device: "torch.device | str") -> "torch.device":
+    """Return the device; DeviceError if torch knows none of that name."""
+    try:
+        return load_torch().device(device)
+    except (RuntimeError, TypeError):
+        hint = "pass a torch.device or its name, such as 'cuda:0'"
+        raise DeviceError(f"device must be one that torch knows, not {shown(device)}", hint=hint) from None
 
 
 def require_cuda() -> None:

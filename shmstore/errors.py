@@ -190,21 +190,28 @@ class StoreFullError(ShmStoreError, MemoryError):
 
 
 class StoreSpaceError(ShmStoreError, OSError):
-    """The file system of shared memory cannot hold a store of this size; no store was created.
+    """There is no room in /dev/shm for a store of this size; no store was created.
 
-    `needed` and `free` are in bytes. `errno` is ENOSPC.
+    `needed`, `free` and `total`, which is the size of /dev/shm, are in bytes. `errno` is ENOSPC.
     """
 
     _number = _errno.ENOSPC
-    default_message = "the file system of shared memory is too small"
+    default_message = "there is no room in /dev/shm"
     default_hint = "use less capacity, or enlarge /dev/shm (containers: --shm-size)"
 
     needed: int | None = None
     free: int | None = None
+    total: int | None = None
 
     def _usual_message(self) -> str:
-        space = "" if self.needed is None else f": {self.needed} bytes needed, {self.free} free"
-        return self.default_message + space
+        if self.needed is None or self.free is None:
+            return self.default_message
+        return f"{self.default_message}: {-(-self.needed >> 20)} MiB needed, {self.free >> 20} MiB free"
+
+    def _usual_hint(self) -> str:
+        if (self.needed or 0) > (self.total or 0):
+            return self.default_hint
+        return "see what fills it with `shmstore ls`, remove useless stores with `shmstore gc`, or use less capacity"
 
 
 class SharedMemoryError(ShmStoreError, OSError):

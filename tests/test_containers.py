@@ -90,7 +90,8 @@ MANIFESTS = pytest.mark.parametrize("manifest", [pod(), compose()], ids=["pod", 
 @MANIFESTS
 def test_the_volume_holds_the_store_and_the_writers_memory_holds_the_volume(manifest: Manifest) -> None:
     writer, *readers = manifest.containers
-    capacity, n_readers = parse_size(writer.environment["STORE_CAPACITY"]), int(writer.environment["STORE_READERS"])
+    capacity = int(writer.environment["STORE_CAPACITY_MIB"]) << 20
+    n_readers = int(writer.environment["STORE_READERS"])
     assert len(readers) == n_readers
     assert space(capacity, n_readers, 0, 0)[0] <= manifest.size
     assert manifest.size + PROCESSES <= writer.memory

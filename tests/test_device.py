@@ -288,5 +288,8 @@ def test_without_cuda_one_typed_error_says_so_and_nothing_is_acknowledged(
     for call in (reader.register_host_memory, lambda: reader.get(ref, device="cuda")):
         with raises(DeviceError, names=["CUDA"], hint=["torch.cuda.is_available()"]):
             call()
+    for device in ("foo", "cuda:x", -1, 1.5):
+        with raises(DeviceError, names=["device", repr(device)], hint=["cuda:0"]):
+            reader.get(ref, device=device)  # type: ignore[arg-type]
     assert 0 == reader.stats().gets
     check(reader.get(ref))

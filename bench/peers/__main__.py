@@ -16,7 +16,10 @@ def main() -> None:
     """Run the session that the command line describes."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="such as 1K,6M")
+    sizes = ",".join(map(str, SIZES))
+    parser.add_argument(
+        "--sizes", type=lambda text: [parse_size(one) for one in text.split(",")], default=sizes, help="such as 1K,6M"
+    )
     parser.add_argument("--readers", default=",".join(map(str, READERS)))
     parser.add_argument("--budget", type=float, default=0.4, help="seconds of exchanges for each figure")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "peers.json")
@@ -31,11 +34,10 @@ def main() -> None:
         unknown = set(names) - set(PEERS)
         if unknown:
             parser.error(f"no such peers: {', '.join(sorted(unknown))}")
-        sizes = [parse_size(size) for size in arguments.sizes.split(",")]
         readers = [int(count) for count in arguments.readers.split(",")]
-        if min(sizes) < 512 or not names or set(names) <= set(LIMITS):
+        if min(arguments.sizes) < 512 or not names or set(names) <= set(LIMITS):
             parser.error("sizes are at least 512 bytes, and there is at least one peer besides the limits")
-        run(names, sizes, readers, arguments.budget).save(arguments.results)
+        run(names, arguments.sizes, readers, arguments.budget).save(arguments.results)
     write(Results.load(arguments.results), arguments.page)
 
 

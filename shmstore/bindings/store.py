@@ -105,20 +105,17 @@ def _filled(room: int, call: Callable[..., int], *arguments: Any) -> tuple[Any, 
         room = words[0]
 
 
-def _space_free() -> int:
-    found = os.statvfs("/dev/shm")
-    return found.f_bavail * found.f_frsize
-
-
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
     """Return the bytes that a segment with these options takes, and the free bytes of its file system."""
-    options = Options(capacity, max_object_size, n_readers, max_objects)
-    return lib.shms_space_needed(_packed(options)), _space_free()
+    found = no_space(Options(capacity, max_object_size, n_readers, max_objects), 0)
+    return found.needed or 0, found.free or 0
 
 
-def space_needed(options: "Options") -> int:
-    """Return the bytes that a segment with these options takes."""
-    return int(lib.shms_space_needed(_packed(options)))
+def no_space(options: "Options", freed: int) -> errors.StoreSpaceError:
+    """Return the error for a segment with these options that does not fit, also if `freed` bytes were freed."""
+    found = os.statvfs("/dev/shm")
+    sizes = {"free": found.f_bavail * found.f_frsize + freed, "total": found.f_blocks * found.f_frsize}
+    return errors.StoreSpaceError(needed=lib.shms_space_needed(_packed(options)), **sizes)
 
 
 def rank_pid(name: str, rank: int) -> int:
@@ -239,7 +236,7 @@ class Writer:
         try:
             code = lib.shms_writer_create(box, os.fsencode(name), packed)
             if code == lib.SHMS_ENOSPC:
-                raise errors.StoreSpaceError(needed=lib.shms_space_needed(_packed(options)), free=_space_free())
+                raise no_space(options, 0)
             require(code)
             writer = cls(box)
             return writer  # not the call itself: its value is not yet the caller's, and this block would be over

@@ -21,14 +21,17 @@ MAX_KEY = native.MAX_KEY
 _MAX_UID = 2**32 - 2
 
 
-def int_of(name: str, value: Any, low: int, high: int) -> int:
+_BYTES = "an int of bytes, such as 4 << 30 for 4 GiB"
+
+
+def int_of(name: str, value: Any, low: int, high: int, what: str = "an int") -> int:
     """Return `value` as an int; TypeError or ValueError, which name the argument, if it is not one in range."""
     try:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
+        raise TypeError(f"{name} must be {what}, not {type(value).__name__}") from None
     if not low <= number <= high:
         raise ValueError(f"{name} must be from {low} to {high}, not {shown(number)}")
     return number
@@ -65,9 +68,9 @@ def store_options(
 ) -> native.Options:
     """Return the options of `create` and `open`, checked and rounded; `sizes` are capacity, object size and objects."""
     capacity, max_object_size, max_objects = sizes
-    capacity = int_of("capacity", capacity, 1, native.MAX_CAPACITY)
+    capacity = int_of("capacity", capacity, 1, native.MAX_CAPACITY, _BYTES)
     n_readers = int_of("n_readers", n_readers, 1, native.MAX_READERS)
-    size = 0 if max_object_size is None else int_of("max_object_size", max_object_size, 1, capacity)
+    size = 0 if max_object_size is None else int_of("max_object_size", max_object_size, 1, capacity, _BYTES)
     objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
     if eviction not in ("clock", "fifo"):
         raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")

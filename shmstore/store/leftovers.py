@@ -9,13 +9,12 @@ from multiprocessing import util
 from typing import Protocol
 
 from shmstore.bindings import inspect as native
-from shmstore.bindings.store import Options, space_needed
+from shmstore.bindings.store import Options, no_space
 from shmstore.errors import (
     CorruptStoreError,
     LayoutMismatchError,
     ShmStoreError,
     StoreNotFoundError,
-    StoreSpaceError,
     WriterActiveError,
 )
 from shmstore.files import DIRECTORY, PREFIX, classify
@@ -87,13 +86,9 @@ def look(name: str) -> os.stat_result | None:
 
 def _ask_for_space(old: os.stat_result, freed: bool, asked: Options) -> None:
     """Raise StoreSpaceError if the store does not fit where the old one was; readers keep the pages of one they map."""
-    shm = os.statvfs(DIRECTORY)
-    free = shm.f_bavail * shm.f_frsize + freed * old.st_blocks * 512
-    if shm.f_blocks and free < (needed := space_needed(asked)):  # no blocks: a tmpfs without a limit
-        counted = ", with what the old store of this name takes" if freed else ""
-        raise StoreSpaceError(
-            f"{StoreSpaceError.default_message}: {needed} bytes needed, {free} free{counted}", needed=needed, free=free
-        )
+    error = no_space(asked, freed * old.st_blocks * 512)
+    if error.total and (error.free or 0) < (error.needed or 0):  # no size: a tmpfs without a limit
+        raise error
 
 
 def make_room(

@@ -11,7 +11,7 @@ import numpy as np
 from shmstore.bindings import store as native
 from shmstore.bindings.claims import Claims
 from shmstore.bindings.hidden import hidden
-from shmstore.device import HostMemory, finish, require_cuda, upload
+from shmstore.device import HostMemory, device_of, finish, require_cuda, upload
 from shmstore.errors import (
     DeviceError,
     ForeignStoreError,
@@ -172,7 +172,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             else:
                 reader = _waiting(wait, name, lambda: attach(name, rank, store_id, ranks, uid, finds_only))
         except StoreNotFoundError as error:
-            raise refusals.not_found(error, name, isinstance(handle_or_name, StoreHandle)) from None
+            raise refusals.not_found(error, name, isinstance(handle_or_name, StoreHandle), wait) from None
         except RankInUseError:
             raise refusals.in_use(name, rank) from None
         except LayoutMismatchError as error:
@@ -252,7 +252,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         """
         where = None
         if device is not None:
-            there, copy = load_torch().device(device), True
+            there, copy = device_of(device), True
             if there.type != "cpu":
                 where = there
                 require_cuda()

@@ -150,8 +150,8 @@ def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
     return _other_options(name, differ, "open it with its own options, or let on_mismatch='recreate' replace it")
 
 
-def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStoreError:
-    """Return the same error with the store's name, and a hint at the likely mistake."""
+def not_found(error: StoreNotFoundError, name: str, by_handle: bool, waited: float | None = None) -> ShmStoreError:
+    """Return the same error with the store's name and how long it was waited for, and a hint at the likely mistake."""
     if not os.path.isdir(DIRECTORY):
         return unusable(OSError(errno.ENOENT, ""), name)
     hint = error.hint
@@ -159,7 +159,8 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStore
         hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
     elif by_handle and error._code == native.NO_STORE:
         hint = "its writer has closed it, or runs in a container with a /dev/shm of its own (share it with --ipc)"
-    named = StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
+    after = f", after {waited:g} seconds" if waited else ""
+    named = StoreNotFoundError(f"store {shown(name)}: {error.message}{after}", hint=hint)
     named._code = error._code  # `open` asks whether it is being created
     return named
 

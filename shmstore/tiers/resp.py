@@ -121,9 +121,13 @@ def _telling(name: str) -> Iterator[None]:
         if hint is not None or isinstance(error, ResponseError):
             refused = TierFullError if isinstance(error, OutOfMemoryError) else TierError
             words = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
+            if "DB index" in words:
+                hint = "the server has no database of the number of its URL: leave out /NUMBER or ?db=NUMBER"
             raise refused(f"{name} refused: {cut(words)}", hint=hint) from None
         if isinstance(error, (OSError, RedisConnectionError)):
-            raise TierError(f"{name} cannot be reached: {cut(error)}") from None
+            if "CERTIFICATE_VERIFY" in str(error):
+                hint = "name the file of its authority in the URL: ?ssl_ca_certs=FILE"
+            raise TierError(f"{name} cannot be reached: {cut(error)}", hint=hint) from None
         raise TierError(f"{name} does not speak RESP as it must: {cut(error)}") from None
 
 

@@ -39,6 +39,9 @@ def test_what_is_removed(condition: str, options: tuple[str, ...]) -> None:
         assert (1 if condition in ALIVE else 0) == ran.status
         for row in ran.json["segments"]:
             assert (gone, not removable) == (row["removed"], row["kept_because"] != [])
+        if condition in ALIVE:
+            said = piped("gc", name, *options)
+            assert ("", f"shmstore gc: {name}: its writer is alive, so it stays\n") == (said.out, said.err)
 
 
 def test_without_names_all_are_looked_at_and_foreign_files_never() -> None:

@@ -222,7 +222,7 @@ def test_a_creation_that_is_going_on_is_waited_for(stores: Stores, name: str) ->
 
 def test_the_time_is_over_at_its_end_and_a_free_rank_is_found_too(stores: Stores, name: str) -> None:
     begin = time.monotonic()
-    with pytest.raises(StoreNotFoundError):
+    with raises(StoreNotFoundError, [name, "after 0.2 seconds"]):
         ObjectStoreReader.attach(name, wait=0.2)
     assert 0.2 <= time.monotonic() - begin < 10
     with pytest.raises(StoreNotFoundError):

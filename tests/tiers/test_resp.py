@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from shmstore.cli.commands import tier as check
 from shmstore.errors import TierError, TierFullError
 from tests.fleet.servers import free_port
+from tests.inspect.cases import piped
 from tests.support import raises, store_name
 from tests.tiers.contract import MIB, TAGS, Contract, checked, fetch, random_bytes, values_of, verifies, views
 from tests.tiers.redis_server import RedisServer
@@ -227,7 +229,10 @@ def test_a_connection_that_is_not_let_in_is_ended(server: RedisServer, key: str)
 
 
 def test_other_refusals_arrive_in_the_words_of_the_server(server: RedisServer, key: str) -> None:
-    with opened(server.url + "/99") as wrong, raises(TierError, ["DB index is out of range"]) as caught:
+    with (
+        opened(server.url + "/99") as wrong,
+        raises(TierError, ["DB index is out of range"], ["number of its URL"]) as caught,
+    ):
         wrong.has([key])
     assert not isinstance(caught.value, TierFullError)
 
@@ -251,7 +256,7 @@ def test_a_name_with_many_dead_addresses_takes_one_time_out(key: str, monkeypatc
                 assert 0.4 < time.monotonic() - begin < SOON
 
 
-def test_over_tls(tmp_path: Path, key: str) -> None:
+def test_over_tls(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     certificate, private = str(tmp_path / "certificate"), str(tmp_path / "private")
@@ -267,8 +272,16 @@ def test_over_tls(tmp_path: Path, key: str) -> None:
                 tier.publish(key, views(values), TAGS)
                 assert values == fetch(tier, key)
             assert server.count("total_connections_received") <= 2, "the tier's and that of the question"
-        with opened(f"rediss://localhost:{port}") as tier, raises(TierError, ["cannot be reached"]):
-            tier.has([key])
+        with opened(f"rediss://localhost:{port}") as tier:
+            with raises(TierError, ["cannot be reached"], ["ssl_ca_certs="]):
+                tier.has([key])
+        monkeypatch.setattr(check, "_CONNECTS_IN", 0)
+        for url, says in (
+            (f"redis://:secret@localhost:{port}", "its port speaks TLS"),
+            (f"rediss://:secret@localhost:{server.port}", "its port does not speak TLS"),
+        ):
+            ran = piped("tier", "check", url)
+            assert (1, True, False) == (ran.status, says in ran.err, "secret" in ran.err), ran
 
 
 # ---- a server that dies or stops

@@ -289,8 +289,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor", metavar="PATH", help="copy this tensor of the object to --out; PATH as in its tree")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
     parser.add_argument("--all", action="store_true", help="all objects and leases, not only the first ones")
-    parser.add_argument("--svg", metavar="FILE", help="write the output as a picture, for a ticket")
-    add_json(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--svg", metavar="FILE", help="write the output as a picture, for a ticket")
+    add_json(form)
 
 
 def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, console: Console) -> None:
@@ -317,8 +318,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return complain("dump", "--tensor needs --out, and --key or --object", EXIT_USAGE)
     if arguments.namespace is not None and arguments.key is None:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)
-    if arguments.svg and arguments.json:
-        return complain("dump", "--svg and --json exclude each other", EXIT_USAGE)
     console = make_picture() if arguments.svg else make_console()
     with StoreInspector.open(arguments.name) as inspector:
         if one:

@@ -88,10 +88,10 @@ def _run(arguments: argparse.Namespace) -> int:
             status = complain("gc", f"{candidate.segment.name}: {error}")
     if arguments.json:
         print_json({"ok": status == EXIT_OK, "segments": candidates})
-    elif not candidates:
-        print("nothing to remove" if arguments.names else "no segments of dead writers")
-    else:
+    elif candidates:
         _print(candidates, arguments)
+    elif not arguments.names:
+        print("no segments of dead writers")
     return status if status == EXIT_OK else EXIT_WRONG
 
 

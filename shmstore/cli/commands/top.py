@@ -321,8 +321,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--iterations", type=positive_argument, metavar="N", help="number of samples (default: no end)")
     choices = sorted({name for _, name, _ in _STORE_ORDERS + _RANK_ORDERS})
     parser.add_argument("--sort", choices=choices, help="initial order; on a terminal, keys change it")
-    parser.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
-    add_json(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
+    add_json(form)
 
 
 def _run(arguments: argparse.Namespace) -> int:
