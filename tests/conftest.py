@@ -1,5 +1,6 @@
 """Fixtures for all tests: stores that are closed at the end, and the check that nothing is left behind."""
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -9,6 +10,11 @@ import torch
 from tests.support import SHM, Stores, children, segments, store_name
 
 torch.set_num_threads(1)  # forked children have no use for a pool of threads, and two cores are few
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is loaded by now, torch above all, out of the many collections of garbage that tests make."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

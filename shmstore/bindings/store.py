@@ -114,8 +114,11 @@ def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int)
 def no_space(options: "Options", freed: int) -> errors.StoreSpaceError:
     """Return the error for a segment with these options that does not fit, also if `freed` bytes were freed."""
     found = os.statvfs("/dev/shm")
-    sizes = {"free": found.f_bavail * found.f_frsize + freed, "total": found.f_blocks * found.f_frsize}
-    return errors.StoreSpaceError(needed=lib.shms_space_needed(_packed(options)), **sizes)
+    return errors.StoreSpaceError(
+        needed=lib.shms_space_needed(_packed(options)),
+        free=found.f_bavail * found.f_frsize + freed,
+        total=found.f_blocks * found.f_frsize,
+    )
 
 
 def rank_pid(name: str, rank: int) -> int:

@@ -189,8 +189,8 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels", "--out", "y"])
     assert 2 == cli.main(["dump", "x", "--key", "a", "--object", "1"])
-    for command in ("dump", "top"):
-        assert 2 == cli.main([command, "x", "--json", "--svg", "y"])
+    for name in ("dump", "top"):
+        assert 2 == cli.main([name, "x", "--json", "--svg", "y"])
 
 
 def test_without_a_command_all_of_them_are_listed() -> None:
