@@ -21,13 +21,13 @@ from rich.console import Console
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
-from shmstore.cli.commands import bench, top
+from shmstore.cli.commands import bench, tables, top
 from shmstore.cli.commands.tables import make_fitting_table
 from shmstore.cli.main import all_commands
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import ring_map
 from shmstore.inspect.segments import look_at
-from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, poke, running
+from tests.inspect.cases import CONDITIONS, WIDTH, Ran, Terminal, case, on_terminal, piped, poke, running
 from tests.support import SHM, Child, Stores, store_name
 
 pytestmark = pytest.mark.alone
@@ -114,7 +114,12 @@ def test_a_store_may_be_named_by_its_file(command: str, prefix: str) -> None:
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("run", [piped, on_terminal])
-def test_ls_shows_what_is_ours_and_its_condition(run: object, condition: str) -> None:
+def test_ls_shows_what_is_ours_and_its_condition(
+    run: object, condition: str, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also beside a store whose name leaves no room for columns on a usual screen."""
+    monkeypatch.setattr(tables, "_PLAIN_WIDTH", WIDTH)
+    stores.create(name=store_name() + "x" * 150)
     with case(condition) as name:
         rows = [row for row in run("ls").out.splitlines() if name in row]  # type: ignore[operator]
         if condition == "foreign":

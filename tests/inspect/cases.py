@@ -23,7 +23,7 @@ from shmstore.cli import main as cli
 from tests.layout import FIELDS
 from tests.support import SHM, Child, store_name
 
-WIDTH = 160
+WIDTH = 2000  # so that no store of another program is too wide
 
 
 @dataclass(frozen=True)

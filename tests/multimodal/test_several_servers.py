@@ -89,7 +89,7 @@ def workers_of(settings: Any, handle: Any) -> Iterator[list[Any]]:
 def test_three_servers_store_each_image_once_also_after_a_kill() -> None:
     rng = random.Random(5)
     settings = settings_of(3, world_size=WORKERS, data_parallel_size=ENGINES)
-    images = [f"{n}:{rng.choice([100, 5_000, 60_000])}" for n in range(30)]
+    images = [f"{n}:{rng.choice([100, 5_000, 60_000])}" for n in range(12)]
     with ExitStack() as stack:
         servers = [Server(settings, stack) for _ in range(3)]
         for one in servers:
