@@ -670,7 +670,7 @@ def test_open_waits_for_a_stopped_creator_only_so_long_and_names_it(stores: Stor
         started = time.monotonic()
         with raises(WriterActiveError, names=[name, f"process {creator.pid}"], hint=["wait=seconds"]):
             ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=0.3)
-        assert 0.3 <= time.monotonic() - started < 5
+        assert 0.3 <= time.monotonic() - started < 30
     finally:
         creator.kill()
         ready.close()

@@ -178,7 +178,7 @@ def test_what_does_not_come_is_a_miss_after_the_wait(host: Host) -> None:
     begin = time.monotonic()
     with raises(CacheMissError, [KEY, "relay"], ["publishes", "process"]) as caught:
         host.fetch(wait=0.3)
-    assert 0.3 <= time.monotonic() - begin < 2
+    assert 0.3 <= time.monotonic() - begin < 10
     assert caught.value.mm_hashes == (KEY,)
     assert host.leases() == 0
 
@@ -191,7 +191,7 @@ def test_the_wait_is_for_a_block_as_a_whole(host: Host, elsewhere: Elsewhere) ->
             with pytest.raises(CacheMissError):
                 conversation.fetch(f"missing-{number}")
         conversation.fetch(KEY)  # what is there is fetched all the same
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 5  # and not 20 times the wait
 
 
 def test_a_tier_that_is_down_is_a_miss_at_once(host: Host, memory: MemoryTier) -> None:
@@ -449,7 +449,7 @@ def test_a_relay_whose_backlog_is_full_is_tried_again_within_the_wait(
         begin = time.monotonic()
         with raises(CacheMissError, ["does not answer"]), RelayClient(relay.path, wait=0.2).fetching() as conversation:
             conversation.fetch(KEY)
-        assert 0.2 <= time.monotonic() - begin < 2
+        assert 0.2 <= time.monotonic() - begin < 10
         serving = threading.Timer(0.2, relay.serve)
         serving.start()
         with RelayClient(relay.path, wait=10).fetching() as conversation:

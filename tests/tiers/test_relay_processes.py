@@ -171,7 +171,7 @@ def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hos
     begin = time.monotonic()
     with raises(CacheMissError, ["relay", "2:5000"], ["shmstore relay"]):
         cache.get_and_update(sent, ["1:5000", "2:5000"])
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 9  # the wait is 10 s
     hosts.relay = hosts.start().listening()  # its predecessor's socket is still there
     assert cache.get_and_update(sent, ["1:5000", "2:5000"]) == [truth("1:5000"), truth("2:5000")]
     until(lambda: hosts.leases() == 0)
@@ -195,7 +195,7 @@ def test_a_stopped_relay_costs_a_miss_after_the_wait(hosts: Hosts) -> None:
     begin = time.monotonic()
     with raises(CacheMissError, ["timed out"]):
         cache.get_and_update(sent * 3, ["1:5000"] * 3)
-    assert 2 < time.monotonic() - begin < 4
+    assert 2 < time.monotonic() - begin < 6  # and not three times as long
     os.kill(hosts.relay.process.pid, signal.SIGCONT)
     assert cache.get_and_update(sent, ["1:5000"]) == [truth("1:5000")]
 
