@@ -145,8 +145,8 @@ class MooncakeTier:
                     return False
                 if size <= INLINE:
                     view[:] = small[i]
-                elif not lane.get(f"{key}/{i}", view):
-                    return False
+                elif (has := lane.get(f"{key}/{i}", view)) != size:
+                    return None if has else False
         return True
 
     def has(self, keys: Sequence[str]) -> list[bool]:
@@ -347,16 +347,16 @@ class _Lane:
         if code not in (0, _REPLACED):
             raise _refusal("did not keep a span", code)
 
-    def get(self, key: str, view: memoryview) -> bool:
-        """Fill `view` from a key of Mooncake, and return whether it has a span of just that size."""
+    def get(self, key: str, view: memoryview) -> int | None:
+        """Fill `view` from a key of Mooncake; return how many bytes there are, None if there are none or too many."""
         address = self._placed(view)
         if address is not None:
-            return self._get_into(key, address, view.nbytes) == view.nbytes
+            return self._get_into(key, address, view.nbytes)
         staged = self._staged(view.nbytes)
-        if self._get_into(key, self._placed(staged), view.nbytes) != view.nbytes:
-            return False
-        view[:] = staged
-        return True
+        has = self._get_into(key, self._placed(staged), view.nbytes)
+        if has == view.nbytes:
+            view[:] = staged
+        return has
 
     def head(self, key: str) -> tuple[list[int], dict[int, bytes]] | None:
         """Return the sizes of the spans of a value, none for what is not one, and the bytes of the small ones.

@@ -69,7 +69,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_a_miss(tier: DirectoryTier, tmp_
         os.truncate(path, 50_000)
         return memoryview(bytearray(size))
 
-    assert not tier.fetch("key", into)
+    assert tier.fetch("key", into) is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_forged_file_is_a_miss(tier: DirectoryTier, tmp_path: Path, forged: by
     (path,) = files(tmp_path)
     assert b"shmstore tier 2\n" + table.packed([memoryview(b"meta")]) + b"meta" == path.read_bytes()
     path.write_bytes(forged)
-    assert not tier.fetch("key", lambda size: pytest.fail("no memory is needed"))
+    assert tier.fetch("key", lambda size: pytest.fail("no memory is needed")) is None
 
 
 def make_socket(path: Path) -> None:
