@@ -39,7 +39,8 @@ def _cuda() -> Any:  # tests have a stand-in
 def device_of(device: "torch.device | str") -> "torch.device":
     """Return the device; DeviceError if torch knows none of that name."""
     try:
-        return load_torch().device(device)
+        found: torch.device = load_torch().device(device)
+        return found
     except (RuntimeError, TypeError):
         hint = "pass a torch.device or its name, such as 'cuda:0'"
         raise DeviceError(f"device must be one that torch knows, not {shown(device)}", hint=hint) from None
