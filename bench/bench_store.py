@@ -177,7 +177,7 @@ def test_put_random_of_many(figure, populations):
 def held() -> Iterator[Populated]:
     store = Populated(MANY, retired=False)
     yield store
-    store.writer.close()
+    store.writer.close(unlink=True)  # `open` keeps it
 
 
 def test_refused_put(figure, held):

@@ -20,6 +20,7 @@ __all__ = [
     "LayoutMismatchError",
     "MissingExtraError",
     "NestingError",
+    "NoArenaError",
     "ObjectBusyError",
     "ObjectExistsError",
     "ObjectNotFoundError",
@@ -281,8 +282,8 @@ class StoreExistsError(ShmStoreError, FileExistsError):
     _number = _errno.EEXIST
     default_message = "a store with this name already exists"
     default_hint = (
-        "choose another name, or omit it; if its writer is dead, take it over with open(name, ...), or remove it with "
-        "shmstore gc --yes --force NAME"
+        "choose another name, or omit it; if no writer has it, take it over by open(name, ...), or remove it by "
+        "ObjectStoreWriter.unlink(name)"
     )
 
 
@@ -291,6 +292,13 @@ class WriterActiveError(ShmStoreError, RuntimeError):
 
     default_message = "the store has a live writer"
     default_hint = "close that writer, or wait until its process has ended"
+
+
+class NoArenaError(ShmStoreError, RuntimeError):
+    """The writer owns its store and has no arena to put into (`writes=False`)."""
+
+    default_message = "this writer owns the store, and has no arena of it (writes=False)"
+    default_hint = "put in a process that has joined the store: ObjectStoreWriter.join(handle); read by a reader"
 
 
 class RankInUseError(ShmStoreError, RuntimeError):

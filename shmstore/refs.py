@@ -140,7 +140,9 @@ class StoreHandle:
         try:
             fields = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"not a store handle: {shown(text)} is not JSON") from error
+            raise ValueError(
+                f"not a store handle: {shown(text)} is not JSON; a store's name is passed as it is"
+            ) from error
         if not isinstance(fields, dict):
             raise ValueError(f"not a store handle: {shown(text)} is not a JSON object")
         kinds = {"name": str, "store_id": int, "n_readers": int}

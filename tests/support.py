@@ -83,7 +83,7 @@ class Stores:
 
     def close(self) -> None:
         for opened in reversed(self._opened):
-            opened.close()
+            opened.close(True) if isinstance(opened, ObjectStoreWriter) else opened.close()  # what `open` had stays
         self._opened.clear()
 
 

@@ -36,6 +36,7 @@ BUILT_IN = {
     "SharedMemoryError": OSError,
     "ForeignStoreError": PermissionError,
     "WriterActiveError": RuntimeError,
+    "NoArenaError": RuntimeError,
     "RankInUseError": RuntimeError,
     "LayoutMismatchError": ValueError,
     "CorruptStoreError": ValueError,

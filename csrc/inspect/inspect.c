@@ -134,6 +134,7 @@ int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {
         *out = again;
     }
     out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(arena));
+    out->owner_pid = shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(SHMS_OWNER)) ? i->seg.sb->owner : 0;
     out->moving = !steady;
     return SHMS_OK;
 }

@@ -47,7 +47,7 @@ typedef struct shms_probe {
     uint64_t same_version; /* 1: by this version */
     uint64_t writer_alive; /* 1: a process holds the lock of a writer */
     uint64_t ranks_alive;  /* how many of the SHMS_MAX_READERS ranks have a held lock */
-    /* 1: of this version, created with SHMS_EPHEMERAL, and no caller has asked to keep it */
+    /* 1: of this version, created with SHMS_EPHEMERAL, and no caller has asked for its name */
     uint64_t ephemeral;
 } shms_probe;
 
@@ -56,6 +56,7 @@ typedef struct shms_probe {
 typedef struct shms_facts {
     uint64_t store, created_ns, file_size, capacity, max_object_size, max_objects, max_leases, n_readers, flags;
     uint64_t n_writers, control_bytes, device, inode;
+    uint64_t owner_pid; /* of an owner without an arena, if it is alive; else 0 */
     uint64_t writer_alive, writer_pid, writer_epoch; /* epoch: 1 + number of recoveries; 0: no writer yet */
     uint64_t next_id, next_lease, hand, used_bytes, objects, open_leases;
     uint64_t moving;

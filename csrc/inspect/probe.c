@@ -19,7 +19,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
         shms_superblock sb;
         uint8_t bytes[SHMS_PAGE];
     } page = {.bytes = {0}};
-    shms_word ephemeral = 0;
+    shms_word stays = 0;
     struct stat st;
     int rc = shms_segment_name(&seg, name);
     if (rc)
@@ -52,9 +52,9 @@ int shms_probe_file(shms_probe *out, const char *name) {
         out->ephemeral = out->same_version;
         for (uint64_t w = 0; out->ephemeral && w < page.sb.layout.n_writers && w < SHMS_MAX_WRITERS; w++) {
             uint64_t at =
-                page.sb.layout.writer_at + w * page.sb.layout.arena_stride + offsetof(shms_writer_table, ephemeral);
-            if (pread(seg.fd, &ephemeral, sizeof ephemeral, (off_t)at) <= 0 || ephemeral == 2 ||
-                (w == 0 && ephemeral != 1))
+                page.sb.layout.writer_at + w * page.sb.layout.arena_stride + offsetof(shms_writer_table, stays);
+            if (pread(seg.fd, &stays, sizeof stays, (off_t)at) <= 0 || stays > SHMS_UNTIL_DEATH ||
+                (w == 0 && stays != SHMS_UNTIL_DEATH))
                 out->ephemeral = 0;
         }
         for (size_t i = 0; i < sizeof page; i++)
@@ -87,7 +87,7 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint6
     SHMS_LOOK("remove");
     for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
-    if (rc == SHMS_OK && !shms_segment_unlink_last(&seg)) /* only if it still names this file */
+    if (rc == SHMS_OK && !shms_segment_unlink_last(&seg, 1)) /* only if it still names this file */
         rc = SHMS_EWRITERACTIVE;
     shms_segment_close(&seg);
     return rc;

@@ -58,7 +58,7 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 13u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 14u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_PAGE 4096u /* the smallest */
 #define SHMS_MAX_ZONES 4096u
@@ -113,6 +113,7 @@ typedef struct shms_superblock {
     uint64_t store;      /* random 32-bit number that references carry */
     uint64_t created_ns; /* CLOCK_REALTIME */
     uint64_t secret;     /* random; half of the key of the tag of every reference */
+    uint64_t owner;      /* pid of a creator that has no arena, and a lock of its own; 0: writer 0 was the creator */
     uint64_t check;      /* shms_layout_check(): all that the creation wrote */
 } shms_superblock;
 
@@ -127,7 +128,7 @@ typedef struct shms_writer_table {
     shms_word open_leases;
     shms_word published;  /* L3, V4; every lease below it is in the table or has ended; pairs with A4 */
     shms_word small_hand; /* the same for small objects */
-    shms_word ephemeral; /* 1, of writer 0: the name was generated; 2, of any writer: a caller has asked to keep it */
+    shms_word stays; /* enum shms_stays: how long the name stays; of all writers' words the largest counts */
     shms_word adopting; /* B1, B5: the slot that this writer pins in another's arena, + 1; pairs with W3h */
     shms_word releases; /* B5, C2: releases of other arenas' objects, stored after the zone's count */
     shms_word retirements; /* how many times shms_writer_retire was called; other writers poll it */
@@ -146,6 +147,13 @@ typedef struct shms_writer_table {
     /* D2: where the objects dropped last are; number n is in cell n % SHMS_DROPS */
     _Atomic uint32_t dropped_at[SHMS_DROPS];
 } shms_writer_table;
+
+enum shms_stays {
+    SHMS_UNTIL_CLOSED = 0,
+    SHMS_UNTIL_DEATH = 1, /* of writer 0, by the creator: the name was generated, so nobody asks for it */
+    SHMS_BEYOND_DEATH = 2, /* a caller has named it to take it over, or has closed it so that it stays */
+    SHMS_BEYOND_CLOSE = 3, /* a caller has created it or taken it over to outlive its processes */
+};
 
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
 
@@ -209,7 +217,7 @@ _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are pla
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables are little-endian");
 /* tests/c/test_layout.c checks every offset, so that swapping two words of one size does not go unnoticed. */
-_Static_assert(sizeof(shms_superblock) == 480, "superblock");
+_Static_assert(sizeof(shms_superblock) == 488, "superblock");
 _Static_assert(sizeof(shms_writer_table) == 3840, "writer table");
 _Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");
 _Static_assert(sizeof(shms_counters) <= 24 * 8 && sizeof(shms_reader_counters) <= 7 * 8, "counters");

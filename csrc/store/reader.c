@@ -80,7 +80,7 @@ int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint3
 
 static void leave(struct shms_reader *r) {
     if (atomic_fetch_sub(&r->live, 1) == 1 && atomic_load(&r->closed))
-        shms_segment_unlock(&r->seg, false);
+        shms_segment_unlock(&r->seg, 0);
 }
 
 /* Counts a call as in progress, so that the rank's lock outlives it. */

@@ -225,14 +225,15 @@ static int map(shms_segment *seg, int fd, int role) {
                : SHMS_OK;
 }
 
-/* Makes an arena writable, and nothing else behind the superblock. The one rule (each word has one writing process),
- * enforced by the MMU. */
+/* Makes an arena writable, or of the owner none, and nothing else behind the superblock. The one rule (each word has one
+ * writing process), enforced by the MMU. */
 static int own(shms_segment *seg, uint32_t arena) {
     const shms_layout *l = &seg->layout;
-    shms_segment_select(seg, arena);
+    int rights = arena == SHMS_OWNER ? PROT_READ : PROT_READ | PROT_WRITE;
+    shms_segment_select(seg, arena == SHMS_OWNER ? 0 : arena);
+    seg->arena = arena;
     return mprotect(seg->control + l->writer_at, l->readers_at - l->writer_at, PROT_READ) ||
-                   mprotect(seg->writer, l->arena_stride, PROT_READ | PROT_WRITE) ||
-                   mprotect(seg->data, l->data_stride, PROT_READ | PROT_WRITE)
+                   mprotect(seg->writer, l->arena_stride, rights) || mprotect(seg->data, l->data_stride, rights)
                ? SHMS_ESYS
                : SHMS_OK;
 }
@@ -258,11 +259,12 @@ static int identify(shms_segment *seg, uint64_t *size) {
     return SHMS_OK;
 }
 
-static int create_locked(shms_segment *seg) {
+static int create_locked(shms_segment *seg, bool owns) {
     const shms_layout *l = &seg->layout;
     uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride;
     int rc;
-    if ((rc = identify(seg, &size)) || (rc = shms_segment_lock(seg, SHMS_ROLE_WRITER)))
+    if ((rc = identify(seg, &size)) ||
+        (rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER)))
         return rc;
     /* First, so that a file that a dead creator has left is known as ours, or is empty. */
     if (pwrite(seg->fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
@@ -293,6 +295,7 @@ static int create_locked(shms_segment *seg) {
     sb->layout = *l;
     sb->store = (uint32_t)random[0];
     sb->secret = random[1];
+    sb->owner = owns ? (uint64_t)getpid() : 0;
     sb->created_ns = shms_clock_ns(CLOCK_REALTIME);
     sb->check = shms_layout_check(sb);
     for (uint32_t w = 0; w < l->n_writers; w++) {
@@ -301,7 +304,8 @@ static int create_locked(shms_segment *seg) {
         atomic_store_explicit(&t->next_lease, 1, memory_order_relaxed);
         atomic_store_explicit(&t->published, 1, memory_order_relaxed);
     }
-    shms_segment_warm(seg);
+    if (!owns)
+        shms_segment_warm(seg);
     return SHMS_OK;
 }
 
@@ -313,19 +317,21 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         return rc;
     if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
-    if ((rc = create_locked(seg))) {
+    if ((rc = create_locked(seg, options->flags & SHMS_OWNS))) {
         if (rc != SHMS_EWRITERACTIVE) /* else a process removes the empty file, and the name may soon be another's */
             shms_segment_unlink(seg);
         shms_segment_close(seg);
         return rc;
     }
-    if (options->flags & SHMS_EPHEMERAL)
-        atomic_store_explicit(&seg->writer->ephemeral, 1, memory_order_relaxed);
+    if (options->flags & (SHMS_EPHEMERAL | SHMS_OUTLIVES)) /* also for an owner: no writer is there yet */
+        atomic_store_explicit(&seg->writer->stays,
+                              options->flags & SHMS_OUTLIVES ? SHMS_BEYOND_CLOSE : SHMS_UNTIL_DEATH,
+                              memory_order_relaxed);
     return SHMS_OK;
 }
 
 int shms_segment_publish(shms_segment *seg) {
-    int rc = own(seg, 0);
+    int rc = own(seg, seg->sb->owner ? SHMS_OWNER : 0);
     if (rc) /* the process has too many mappings */
         return rc;
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
@@ -379,7 +385,7 @@ static int open_unfinished(shms_segment *seg, int role) {
         rc = open_mapped(seg, role);
         if (rc != SHMS_ELAYOUT || stamp != 0)
             return rc;
-        if (shms_segment_held(seg, SHMS_ROLE_WRITER)) /* the creator is writer 0 */
+        if (shms_segment_written(seg)) /* the creator is writer 0 or the owner */
             return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
         if (!shms_segment_named(seg)) /* finished, and closed already */
             return SHMS_ENOSTORE;
@@ -483,7 +489,7 @@ static struct flock lock_bytes(uint64_t from, uint64_t n) {
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)n};
 }
 static struct flock role_byte(int role) {
-    return lock_bytes((uint64_t)(role >= 0 ? SHMS_MAX_WRITERS + role : SHMS_ROLE_WRITER - role), 1);
+    return lock_bytes((uint64_t)(role >= 0 ? SHMS_OWNER + 1 + role : SHMS_ROLE_WRITER - role), 1);
 }
 
 static void drop_lock(shms_segment *seg) {
@@ -572,7 +578,7 @@ int shms_segment_take(shms_segment *seg, int arena, uint64_t without) {
 
 bool shms_segment_held(const shms_segment *seg, int role) { return held(seg, role_byte(role)); }
 
-bool shms_segment_written(const shms_segment *seg) { return held(seg, lock_bytes(0, SHMS_MAX_WRITERS)); }
+bool shms_segment_written(const shms_segment *seg) { return held(seg, lock_bytes(0, SHMS_OWNER + 1)); }
 
 bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
@@ -586,49 +592,57 @@ void shms_segment_unlink(const shms_segment *seg) {
     errno = saved;
 }
 
+/* Removes the name, unless it is to stay. Whoever has the locks of all sees what each has stored before it unlocked. */
+static void unlink_as(const shms_segment *seg, int unlinks) {
+    for (uint32_t w = 0; unlinks == SHMS_AS_RECORDED && w < seg->layout.n_writers; w++)
+        if (atomic_load_explicit(&shms_segment_writer(seg, w)->stays, memory_order_relaxed) == SHMS_BEYOND_CLOSE)
+            return;
+    shms_segment_unlink(seg);
+}
+
 /* Holds the locks of all other writers while it removes the name, so that none joins: as read locks, which tell a joiner
  * that they are no writer's, and which several that close may hold at once. A writer that has unlocked asks for all of
  * them at once, and so holds nothing if it gets none: two that close cannot both find the other alive. The locks are
  * taken on the descriptor that is there, because a process that is out of descriptors closes stores, too. */
-static bool unlink_last(shms_segment *seg) {
-    uint64_t own_byte = seg->lock ? seg->arena : SHMS_MAX_WRITERS;
-    struct flock before = lock_bytes(0, own_byte), behind = lock_bytes(own_byte + 1, SHMS_MAX_WRITERS - own_byte - 1);
-    struct flock all = lock_bytes(0, SHMS_MAX_WRITERS);
+static bool unlink_last(shms_segment *seg, int unlinks) {
+    uint64_t n = SHMS_OWNER + 1, own_byte = seg->lock ? seg->arena : n;
+    struct flock before = lock_bytes(0, own_byte), behind = lock_bytes(own_byte + 1, n - own_byte - 1);
+    struct flock all = lock_bytes(0, n);
     before.l_type = behind.l_type = F_RDLCK;
     all.l_type = F_UNLCK;
     if (!is_segment_fd(seg, seg->fd))
         return false;
     bool last = (own_byte == 0 || fcntl(seg->fd, F_OFD_SETLK, &before) == 0) &&
-                (own_byte + 1 >= SHMS_MAX_WRITERS || fcntl(seg->fd, F_OFD_SETLK, &behind) == 0);
+                (own_byte + 1 >= n || fcntl(seg->fd, F_OFD_SETLK, &behind) == 0);
     if (last)
-        shms_segment_unlink(seg);
+        unlink_as(seg, unlinks);
     fcntl(seg->fd, F_OFD_SETLK, &all);
     return last || !shms_segment_named(seg);
 }
 
-bool shms_segment_unlink_last(shms_segment *seg) {
-    if (seg->layout.n_writers == 1 && seg->lock) {
-        shms_segment_unlink(seg);
+bool shms_segment_unlink_last(shms_segment *seg, int unlinks) {
+    if (seg->layout.n_writers == 1 && seg->lock && !seg->sb->owner) {
+        unlink_as(seg, unlinks);
         return true;
     }
     pthread_mutex_lock(&open_mutex); /* a forked child would share the locks */
-    bool last = unlink_last(seg);
+    bool last = unlink_last(seg, unlinks);
     pthread_mutex_unlock(&open_mutex);
     return last;
 }
 
-void shms_segment_unlock(shms_segment *seg, bool unlinks) {
+void shms_segment_unlock(shms_segment *seg, int unlinks) {
     pthread_mutex_lock(&open_mutex); /* a forked child sees both or neither */
     drop_lock(seg);
     if (unlinks)
-        unlink_last(seg);
+        unlink_last(seg, unlinks);
     close_fd(seg);
     pthread_mutex_unlock(&open_mutex);
 }
 
 void shms_segment_close(shms_segment *seg) {
     int saved = errno;
-    shms_segment_unlock(seg, false);
+    shms_segment_unlock(seg, 0);
     list_remove(seg);
     if (seg->all_data && !seg->borrowed)
         munmap(seg->all_data, seg->data_size);

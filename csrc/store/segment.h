@@ -7,11 +7,11 @@
  *   nothing.
  * - data: a writer may write its own part; all others may only read.
  *
- * Liveness is an open-file-description lock on one byte for each process: byte w for writer w, and byte
- * SHMS_MAX_WRITERS + r for rank r (docs/concepts/protocol.md). What keeps it is in segment.c; another opening, `fd`,
- * probes other processes' locks. A process that writes into an arena's data for its writer, as a tier's client does,
- * locks these bytes first. It ends when the writer dies. Until then nobody takes the arena over: a successor waits for a
- * second, then fails.
+ * Liveness is an open-file-description lock on one byte for each process: byte w for writer w, byte SHMS_MAX_WRITERS
+ * for an owner without an arena, and the byte behind it + r for rank r (docs/concepts/protocol.md). What keeps it is in
+ * segment.c; another opening, `fd`, probes other processes' locks. A process that writes into an arena's data for its
+ * writer, as a tier's client does, locks these bytes first. It ends when the writer dies. Until then nobody takes the
+ * arena over: a successor waits for a second, then fails.
  *
  * A segment must not move in memory while it is open, because the fork handlers have its address.
  */
@@ -26,12 +26,13 @@
 
 #define SHMS_ROLE_WRITER (-1) /* of arena 0 */
 #define SHMS_ROLE_OF_WRITER(w) (SHMS_ROLE_WRITER - (int)(w))
-#define SHMS_ROLE_INSPECTOR (-1 - SHMS_MAX_WRITERS) /* 0 and up: the reader of that rank */
+#define SHMS_OWNER SHMS_MAX_WRITERS /* in the place of an arena: a creator that has none */
+#define SHMS_ROLE_INSPECTOR SHMS_ROLE_OF_WRITER(SHMS_OWNER + 1) /* 0 and up: the reader of that rank */
 
 typedef struct shms_segment {
     shms_layout layout;
     shms_superblock *sb;
-    uint32_t arena; /* the arena of the next four: a writer's own, else 0 */
+    uint32_t arena; /* the arena of the next four: a writer's own, else 0; SHMS_OWNER: none of them may be written */
     shms_writer_table *writer;
     shms_slot *slots;
     shms_lease *leases;
@@ -89,17 +90,18 @@ int shms_segment_lock(shms_segment *seg, int role);
 int shms_segment_take(shms_segment *seg, int arena, uint64_t without);
 /* Does a process hold the role's lock? Takes about 0.4 us, or 0.6 us if the lock is free. In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
-/* Releases the lock, and stops probing others; with `unlinks`, removes the name between the two, as _unlink_last.
- * Idempotent. */
-void shms_segment_unlock(shms_segment *seg, bool unlinks);
+/* Releases the lock, and stops probing others; with `unlinks`, not 0, removes the name between the two, as
+ * _unlink_last. Idempotent. */
+void shms_segment_unlock(shms_segment *seg, int unlinks);
 /* Does the name still name this segment? Needs no descriptor. */
 bool shms_segment_named(const shms_segment *seg);
 /* Removes the name, if it still names this segment. */
 void shms_segment_unlink(const shms_segment *seg);
-/* The same, unless a writer lives: another one, or any if this one has unlocked. False: one lives. Of writers that
- * close at the same time, each trying before and after it unlocks, the last one removes the name. */
-bool shms_segment_unlink_last(shms_segment *seg);
-/* Does any writer hold its lock? */
+/* The same, unless a writer or the owner lives: another one, or any if this one has unlocked. False: one lives. Of
+ * writers that close at the same time, each trying before and after it unlocks, the last one removes the name. With
+ * SHMS_AS_RECORDED in the place of 1, the name stays if a writer's `stays` says so. */
+bool shms_segment_unlink_last(shms_segment *seg, int unlinks);
+/* Does any writer, or the owner, hold its lock? */
 bool shms_segment_written(const shms_segment *seg);
 void shms_segment_close(shms_segment *seg); /* unlocks, unmaps; errno stays */
 

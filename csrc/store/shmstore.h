@@ -61,6 +61,7 @@
 #define SHMS_EOPTIONS -25      /* the store was created with other options */
 #define SHMS_EBUSY -27 /* the object is promised, but the writer that evicts it was stopped before it saw that */
 #define SHMS_EQUOTA -26 /* the objects of the kind fill its quota, and are held */
+#define SHMS_ENOARENA -28 /* the handle owns the store, and has no arena (SHMS_OWNS) */
 
 #define SHMS_REF_SIZE 40 /* bytes of a packed reference */
 #define SHMS_ALIGN 64 /* of every object and of every payload in the data region */
@@ -81,6 +82,10 @@
 #define SHMS_CHECKSUMS 8 /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
 #define SHMS_EPHEMERAL 16 /* nobody will ask for this name, so a dead writer's segment may be removed (shms_probe) */
+#define SHMS_OUTLIVES 32 /* of _create, and of `expected`: SHMS_AS_RECORDED keeps the name */
+#define SHMS_OWNS 64 /* of _create: the handle has no arena; the store lives until it and all writers have ended */
+
+#define SHMS_AS_RECORDED -1 /* the name goes with the last writer, unless a writer has come with SHMS_OUTLIVES */
 
 #define SHMS_EVENT_PUT 1 /* committed */
 #define SHMS_EVENT_EVICTED 2
@@ -100,7 +105,7 @@ typedef struct shms_options {
     uint32_t n_readers; /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
     uint32_t max_objects; /* slots; 0: from the capacity */
     uint32_t n_writers; /* arenas, each with this capacity and number of objects, 1..SHMS_MAX_WRITERS; 0: 1 */
-    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | SHMS_EPHEMERAL */
+    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS, and those of the call */
     uint32_t n_groups; /* of ranks; 0: one group of all */
     uint16_t group_sizes[SHMS_MAX_GROUPS]; /* each at least 1; together n_readers: the first ranks are group 0 */
 } shms_options;
@@ -112,7 +117,7 @@ typedef struct shms_expected {
     uint32_t n_readers; /* 0: any number */
     uint32_t end_leases; /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
     uint32_t finds; /* 1: the reader only finds, so no lease waits for it */
-    const shms_options *options; /* those it was created with, but for SHMS_EPHEMERAL; NULL: any */
+    const shms_options *options; /* those it was created with, but for flags of the call; NULL: any */
 } shms_expected;
 
 /* A reference, unpacked; ref.h has the 40 bytes. A reader trusts no field, and compares each with the slot table. */
@@ -242,6 +247,7 @@ int shms_watch_read(int watch, const char *name);
 
 /* ---- the writer ---- */
 
+/* With SHMS_OWNS, all calls of the handle but _close, _free and _options return SHMS_ENOARENA. */
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options);
 /* Accepts only the expected store. SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS: it is another, left
  * as it was. */
@@ -251,7 +257,8 @@ int shms_writer_recover(shms_writer **out, const char *name, const shms_expected
  * SHMS_ANY_ARENA passes by those. */
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected);
 /* Releases the lock as soon as the last ticket has ended; its commit returns SHMS_ECLOSED. The mapping stays until
- * _free. Without `unlink` the store stays, and is no longer ephemeral. */
+ * _free. With `unlink` 1 the name goes with the last writer; with 0 it stays, and is no longer ephemeral; or
+ * SHMS_AS_RECORDED. */
 int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(
     shms_writer *w); /* if not closed, ends it like a process that dies, without unlinking; NULL is allowed */
@@ -259,7 +266,7 @@ void shms_writer_free(
 void shms_writer_drop(shms_writer **w);
 /* Its part of the data region: the address, or 0 for NULL; place[0] is its size, and place[1] its offset in the file. */
 uint64_t shms_writer_data(const shms_writer *w, uint64_t *place);
-/* The options, as rounded; the number of its arena, and the arenas that _join has passed by, one bit each. Returns the
+/* The options, as rounded; the number of its arena (SHMS_MAX_WRITERS: none), and the arenas that _join has passed by, one bit each. Returns the
  * store's number, or 0 for NULL. */
 uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place);
 

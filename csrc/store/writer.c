@@ -88,7 +88,7 @@ static int enter(struct shms_writer *w, bool to_place) {
         pthread_mutex_lock(&w->placing);
     (to_place ? take_mutex_last : take_mutex)(w);
     if (!w->closed) {
-        if (w->seg.layout.n_writers > 1)
+        if (w->seg.layout.n_writers > 1 && w->seg.arena != SHMS_OWNER)
             shms_delete_dropped(w);
         return SHMS_OK;
     }
@@ -98,8 +98,10 @@ static int enter(struct shms_writer *w, bool to_place) {
     return SHMS_ECLOSED;
 }
 
-int shms_writer_enter(struct shms_writer *w) { return enter(w, false); }
-int shms_writer_enter_to_place(struct shms_writer *w) { return enter(w, true); }
+static bool has_no_arena(const struct shms_writer *w) { return w && w->seg.arena == SHMS_OWNER; }
+
+int shms_writer_enter(struct shms_writer *w) { return has_no_arena(w) ? SHMS_ENOARENA : enter(w, false); }
+int shms_writer_enter_to_place(struct shms_writer *w) { return has_no_arena(w) ? SHMS_ENOARENA : enter(w, true); }
 
 int shms_writer_leave(struct shms_writer *w, int rc) {
     if (w->room_waits)
@@ -227,6 +229,12 @@ static int build(struct shms_writer *w, bool keep_leases) {
     return SHMS_OK;
 }
 
+/* Records that the name stays longer. Whoever closes last has the locks of all, and then reads it. */
+static void stay(struct shms_writer *w, enum shms_stays how) {
+    if (shms_get(&w->seg.writer->stays) < (uint64_t)how)
+        shms_set(&w->seg.writer->stays, how);
+}
+
 /* Arenas that no successor can take, of the file with that inode. */
 typedef struct damage {
     uint64_t arenas;
@@ -263,7 +271,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
             rc = shms_counters_valid(w->seg.writer) ? settle_slots(w) : SHMS_ECORRUPT;
         }
     }
-    if (rc == SHMS_OK)
+    if (rc == SHMS_OK && !(options && options->flags & SHMS_OWNS))
         rc = build(w, keep_leases);
     if (rc == SHMS_OK && options)
         rc = shms_segment_publish(&w->seg);
@@ -280,8 +288,10 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     }
     pthread_mutex_init(&w->placing, NULL);
     pthread_mutex_init(&w->mutex, NULL);
-    if (!options && keep)
-        shms_set(&w->seg.writer->ephemeral, 2); /* its name was asked for */
+    if (!options && expected && expected->options && expected->options->flags & SHMS_OUTLIVES)
+        stay(w, SHMS_BEYOND_CLOSE);
+    else if (!options && keep)
+        stay(w, SHMS_BEYOND_DEATH); /* its name was asked for */
     if (!options) { /* after V2, which readers may be waiting for, and B4, for which others may not wait */
         if (expected && expected->options)
             w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
@@ -309,16 +319,17 @@ int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_
     return rc == SHMS_EWRITERACTIVE && damaged.arenas ? SHMS_ECORRUPT : rc;
 }
 
-static int end(struct shms_writer *w, bool unlink, bool stays) {
-    int rc = shms_writer_enter_to_place(w); /* not in a put's search: a successor may come at once */
+static int end(struct shms_writer *w, int unlinks, bool stays) {
+    int rc = enter(w, true); /* not in a put's search: a successor may come at once */
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
     if (w->room_waits)
         shms_room_close(w);
-    if (stays)
-        shms_set(&w->seg.writer->ephemeral, 2);
-    w->unlinks = unlink && !shms_segment_unlink_last(&w->seg); /* under the lock, so no successor has it yet */
+    if (stays && !has_no_arena(w))
+        stay(w, SHMS_BEYOND_DEATH);
+    /* under the lock, so no successor has it yet */
+    w->unlinks = unlinks && !shms_segment_unlink_last(&w->seg, unlinks) ? unlinks : 0;
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
         shms_segment_unlock(&w->seg, w->unlinks);
     return shms_writer_leave_place(w, SHMS_OK);
@@ -329,7 +340,7 @@ int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink, !unlin
 void shms_writer_free(shms_writer *w) {
     if (!w)
         return;
-    end(w, false, false); /* the caller has not said whether the store stays */
+    end(w, 0, false); /* the caller has not said whether the store stays */
     shms_segment_close(&w->seg);
     shms_events_stop(&w->events);
     free(w->kept);

@@ -128,8 +128,8 @@ def api_process(
             return report
         finally:
             ignore_termination()
-            if settings.kill and not killed and cache.writer and _supervisor_lives():
-                cache.writer.close(unlink=False)  # for the next API process
+            if cache.writer:  # the next API process has it, or nobody
+                cache.writer.close(unlink=not (settings.kill and not killed and _supervisor_lives()))
             cache.close()
 
     def body() -> None:

@@ -34,6 +34,8 @@ _ERRORS: dict[int, Callable[[], Exception]] = {
     lib.SHMS_EFOREIGN: errors.ForeignStoreError,
     lib.SHMS_ESPARSE: errors.SparseStoreError,
     lib.SHMS_EBUSY: errors.ObjectBusyError,
+    lib.SHMS_ENOARENA: errors.NoArenaError,
+    lib.SHMS_ERANKS: errors.LayoutMismatchError,  # `refusals.other_ranks` says how many
     lib.SHMS_EFORKED: partial(
         errors.StoreClosedError,
         "this object was inherited through fork and belongs to the parent process",
@@ -43,11 +45,6 @@ _ERRORS: dict[int, Callable[[], Exception]] = {
         errors.StoreNotFoundError,
         "its name is now another store's",
         hint="this handle's store is gone; attach with the new writer's handle",
-    ),
-    lib.SHMS_ERANKS: partial(
-        errors.LayoutMismatchError,
-        "it does not have as many ranks as its handle says",
-        hint="use the handle that its writer made",
     ),
     lib.SHMS_ECORRUPT: partial(
         errors.CorruptStoreError,

@@ -59,6 +59,10 @@ NO_STORE: int = lib.SHMS_ENOSTORE
 CREATING: int = lib.SHMS_ECREATING
 OTHER_RANKS: int = lib.SHMS_ERANKS
 OTHER_OPTIONS: int = lib.SHMS_EOPTIONS
+EPHEMERAL: int = lib.SHMS_EPHEMERAL
+OUTLIVES: int = lib.SHMS_OUTLIVES
+OWNS: int = lib.SHMS_OWNS
+AS_RECORDED: int = lib.SHMS_AS_RECORDED
 
 
 def _filled_record(kind: str, fill: Callable[..., int], handle: Any) -> Any:
@@ -231,10 +235,9 @@ class Writer:
         self.max_object_size = options.max_object_size
 
     @classmethod
-    def create(cls, name: str, options: Options, ephemeral: bool = False) -> "Writer":
+    def create(cls, name: str, options: Options) -> "Writer":
         """Create a segment; the caller has checked the numbers."""
         packed = _packed(options)
-        packed.flags |= ephemeral * lib.SHMS_EPHEMERAL
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         try:
             code = lib.shms_writer_create(box, os.fsencode(name), packed)
@@ -275,8 +278,8 @@ class Writer:
         require(code)
         return cls(box)
 
-    def close(self, unlink: bool) -> None:
-        """Close the segment; idempotent."""
+    def close(self, unlink: int) -> None:
+        """Close the segment, as shms_writer_close; idempotent."""
         handle, self._w = self._w, ffi.NULL
         # The mapping ends with the last batch and view of it, not with this object, also after an interrupt.
         hold, self._hold = self._hold, None

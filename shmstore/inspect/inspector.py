@@ -89,6 +89,7 @@ def facts_from(arenas: Sequence[dict[str, Any]]) -> StoreFacts:
         options=tuple(name for name, bit in native.FLAGS.items() if raw["flags"] & bit),
         writer_alive=first.state == "alive",
         writer_pid=first.pid or 0,
+        owner_pid=raw["owner_pid"] or None,
         recoveries=sum(w.recoveries for w in writers),
         writers=writers,
     )

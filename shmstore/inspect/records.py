@@ -59,6 +59,8 @@ class StoreFacts(SeenCounts):
     """Whether a process holds the lock of a writer; a stopped process does."""
     writer_pid: int
     """The process of the current or last writer, as numbered in its PID namespace; of several: the first alive."""
+    owner_pid: int | None
+    """The living process that owns the store without an arena (`writes=False`); None if there is none."""
     recoveries: int
     """Number of times that a new writer has taken the store or an arena over."""
     writers: tuple[WriterInfo, ...]

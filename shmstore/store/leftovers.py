@@ -84,6 +84,19 @@ def look(name: str) -> os.stat_result | None:
     return None
 
 
+def unlink(name: str) -> None:
+    """Do `ObjectStoreWriter.unlink`."""
+    file = classify(name)
+    if file.state in ("foreign", "unreadable", "blank"):
+        raise refusals.cannot_open(file)
+    if file.owner_uid != os.geteuid():
+        raise refusals.foreign(name, OWN_UID)
+    try:
+        native.remove(name, file.device, file.inode, file.file_bytes, True)
+    except WriterActiveError:
+        raise refusals.written(name) from None
+
+
 def _ask_for_space(old: os.stat_result, freed: bool, asked: Options) -> None:
     """Raise StoreSpaceError if the store does not fit where the old one was; readers keep the pages of one they map."""
     error = no_space(asked, freed * old.st_blocks * 512)

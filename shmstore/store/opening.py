@@ -12,6 +12,7 @@ from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
+    NoArenaError,
     StoreExistsError,
     StoreNotFoundError,
     WriterActiveError,
@@ -63,6 +64,7 @@ class Openable(Closable):
         n_readers: int,
         groups: Sequence[int] | None = None,
         n_writers: int = 1,
+        writes: bool = True,
         max_object_size: int | None = None,
         max_objects: int | None = None,
         eviction: Literal["clock", "fifo"] = "clock",
@@ -74,14 +76,17 @@ class Openable(Closable):
     ) -> Self:
         """Create a store and be its writer; all its space is reserved before this returns.
 
+        The store goes when its last writer closes. One that must outlive its processes is made by `open`.
+
         `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. With `name` None the name is unique
-        and the store ends with its process: a normal exit removes it, and after a kill the next `create` does. A store
-        that `open` must find later needs a name.
+        and the store ends with its process: a normal exit removes it, and after a kill the next `create` does.
         `groups` are the numbers of ranks of each group, such as [4, 4] for two replicas of an engine: ranks 0 to 3 are
         group 0. A hand-out can wait for one group only. By default all ranks are one group.
         With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
         has an arena of its own, with this capacity and number of objects. All find the objects of all by key, so each
         is stored once.
+        With `writes` False this process owns the store and has no arena: `n_writers` others `join`, and a put here is a
+        NoArenaError. The store goes when the owner and all writers have closed.
         An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity). At most
         `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
         "clock" spares objects used since they were last considered; "fifo" spares none.
@@ -101,7 +106,10 @@ class Openable(Closable):
         chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
-        return cls._create(chosen, options, chosen_serde, limits, ephemeral=name is None)
+        if quotas and not writes:
+            raise ValueError("quotas are those of a writer's arena: with writes=False, pass them to join")
+        call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS
+        return cls._create(chosen, options._replace(flags=options.flags | call), chosen_serde, limits)
 
     @classmethod
     def _create(
@@ -110,17 +118,16 @@ class Openable(Closable):
         options: native.Options,
         serde: ObjectSerde,
         quotas: Mapping[str, int] | None,
-        ephemeral: bool = False,
     ) -> Self:
         leftovers.remove_dead()
         writer = None
         try:
-            writer = native.Writer.create(name, options, ephemeral)
+            writer = native.Writer.create(name, options)
             if quotas:
                 set_quotas(writer, quotas)
             _log.debug("created store %s: %d bytes for %d readers", name, options.capacity, options.n_readers)
             made = cls(writer, name, serde)
-            if ephemeral:
+            if options.flags & native.EPHEMERAL:
                 leftovers.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
@@ -207,7 +214,7 @@ class Openable(Closable):
         except LayoutMismatchError as error:
             if options is not None and error._code == native.OTHER_OPTIONS:
                 raise refusals.other_options(name, options) from None
-            raise refusals.another_layout(error, name) from None
+            raise refusals.another_layout(error, name, expected[2]) from None
         except ForeignStoreError:
             raise refusals.foreign(name, may_allow=options is None) from None
         except OSError as error:
@@ -258,12 +265,13 @@ class Openable(Closable):
     ) -> Self:
         """Take over the store that a dead or closed writer left under this name, or create it.
 
-        This is the call for a process that restarts. With `n_writers` above 1 it is the call for every one of them: it
-        takes the first arena without a living writer, and waits up to `wait` seconds while another one creates the
-        store. The options are those of `create`. If the store that is there was created with the same options, all its
-        objects come along; `recovered` is their number. Its leases end, because the requests of the dead writer died
-        with it; `keep_leases` keeps them. With `keep` False a store that this call creates ends with its processes, as
-        one with a generated name does; its name must begin with "shmstore-".
+        This is the call for a store that outlives its processes: closing keeps it, also if the last writer has come by
+        `join` or `recover`. `close(unlink=True)` and `unlink` remove it. With `n_writers` above 1 it is the call for
+        every one of them: it takes the first arena without a living writer, and waits up to `wait` seconds while
+        another one creates the store. The options are those of `create`. If the store that is there was created with
+        the same options, all its objects come along; `recovered` is their number. Its leases end, because the requests
+        of the dead writer died with it; `keep_leases` keeps them. With `keep` False a store that this call creates ends
+        with its processes, as one with a generated name does; its name must begin with "shmstore-".
 
         A store with other options, of another version or damaged is removed and created again, with a warning in the
         log. With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is
@@ -276,6 +284,7 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags)
+        options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)
         expected, chosen_serde = expected_store(checked_name(name), None, "name"), checked_serde(serde)
         chosen = expected[0]
@@ -298,7 +307,7 @@ class Openable(Closable):
                     native.await_creation(chosen, min(left, 1))  # its creator may die meanwhile
                     continue
                 try:
-                    return cls._create(chosen, options, chosen_serde, limits, ephemeral=not keep)
+                    return cls._create(chosen, options, chosen_serde, limits)
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:
@@ -323,7 +332,9 @@ class Openable(Closable):
 
     @property
     def index(self) -> int:
-        """The number of its arena: 0 for the writer that created the store."""
+        """The number of its arena: 0 for the writer that created the store. NoArenaError for an owner without one."""
+        if self._writer.arena == native.MAX_WRITERS:
+            raise NoArenaError
         return self._writer.arena
 
     @property
@@ -341,12 +352,22 @@ class Openable(Closable):
         """The number of ranks of each group."""
         return self._writer.groups
 
-    def close(self, unlink: bool = True) -> None:
-        """Close the store, and with `unlink` remove its name; idempotent.
+    def close(self, unlink: bool | None = None) -> None:
+        """Close the store; idempotent. What `create` made goes with its last writer, what `open` had stays.
 
-        Readers keep what they have; views stay valid. Without `unlink` the segment stays for `open`.
+        If the last one closes with `unlink` True, the store goes in either case, and with False it stays for `open`.
+        Readers keep what they have; views stay valid.
         """
         if self._open:
-            self._writer.close(unlink)
+            self._writer.close(native.AS_RECORDED if unlink is None else bool(unlink))
             self._open = False
-            _log.debug("closed store %s%s", self._handle.name, "" if unlink else ", which stays")
+            _log.debug("closed store %s", self._handle.name)
+
+    @staticmethod
+    def unlink(name: str) -> None:
+        """Remove a store that no process has open as a writer or owner; readers keep what they have.
+
+        Raises StoreNotFoundError, WriterActiveError, ForeignStoreError if it is another user's, and LayoutMismatchError
+        if the file is not a store.
+        """
+        leftovers.unlink(checked_name(name))

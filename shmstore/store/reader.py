@@ -131,6 +131,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         handle_or_name: StoreHandle | str,
         rank: int | None = 0,
         *,
+        n_readers: int | None = None,
         wait: float | None = None,
         on_takeover: Callable[[int], object] | None = None,
         serde: ObjectSerde | None = None,
@@ -141,6 +142,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
 
         No lease waits for a rank that attached with `finds_only`: it looks objects up by `find`.
 
+        The store must have `n_readers` ranks, if they are given: LayoutMismatchError.
         With `wait`, waits so many seconds for a store that is not there yet or is being created. The first call of this
         reader that notices another writer calls `on_takeover` with the new `writer_epoch`, before it does anything
         else; what that raises, the call raises. `serde` must be the writer's.
@@ -156,6 +158,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         if rank is None:
             return cls._attach_free(
                 handle_or_name,
+                n_readers=n_readers,
                 wait=wait,
                 on_takeover=on_takeover,
                 serde=serde,
@@ -164,6 +167,8 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             )
         chosen_serde = checked_serde(serde)
         name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name")
+        if n_readers is not None:
+            ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
         rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
         attach = native.Reader.attach if on_takeover is None else partial(_Watching.attach_with, on_takeover)
         try:
@@ -176,7 +181,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         except RankInUseError:
             raise refusals.in_use(name, rank) from None
         except LayoutMismatchError as error:
-            raise refusals.another_layout(error, name) from None
+            raise refusals.another_layout(error, name, ranks) from None
         except ForeignStoreError:
             raise refusals.foreign(name, may_allow=True) from None
         except OSError as error:
@@ -184,7 +189,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         except ValueError as error:
             if isinstance(error, ShmStoreError):
                 raise
-            raise refusals.there_is_no("rank", rank, name) from None
+            raise (refusals.other_ranks(name, ranks) if ranks else refusals.there_is_no("rank", rank, name)) from None
         return cls(reader, name, rank, chosen_serde)
 
     @classmethod

@@ -80,14 +80,28 @@ def active(
             return _other_options(
                 name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
             )
-        seen = map(inspector.facts, [int(free)] if free else range(n_writers))
-        who = _processes(facts["writer_pid"] for facts in seen if facts["writer_alive"] and facts["writer_pid"])
+        who = _processes(_writers(inspector, [int(free)] if free else range(n_writers)))
         how = f" (n_writers={n_writers}); living writers: {who or 'none'}"
     return WriterActiveError(
         f"store {shown(name)} has no free arena{free}{how}",
         hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "
         f"`fuser {DIRECTORY}/{name}` names the process that is still ending",
     )
+
+
+def written(name: str) -> WriterActiveError:
+    """Return the error for a store that is not removed, because processes have it open; it names them."""
+    pids: list[int] = []
+    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
+        facts = inspector.facts()
+        pids = [*_writers(inspector, range(facts["n_writers"])), *filter(None, [facts["owner_pid"]])]
+    return WriterActiveError(f"store {shown(name)} is open in {_processes(pids) or 'a living process'}")
+
+
+def _writers(inspector: Inspector, arenas: Iterable[int]) -> list[int]:
+    """Return the processes of the living writers of these arenas."""
+    seen = map(inspector.facts, arenas)
+    return [facts["writer_pid"] for facts in seen if facts["writer_alive"] and facts["writer_pid"]]
 
 
 def _processes(pids: Iterable[int]) -> str:
@@ -158,7 +172,8 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool, waited: flo
     if name.startswith("{"):
         hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
     elif by_handle and error._code == native.NO_STORE:
-        hint = "its writer has closed it, or runs in a container with a /dev/shm of its own (share it with --ipc)"
+        hint = "its last writer has closed it (what create made goes then; open makes one that stays), or runs in a "
+        hint += "container with a /dev/shm of its own (share it with --ipc)"
     after = f", after {waited:g} seconds" if waited else ""
     named = StoreNotFoundError(f"store {shown(name)}: {error.message}{after}", hint=hint)
     named._code = error._code  # `open` asks whether it is being created
@@ -203,11 +218,21 @@ def exists(name: str) -> StoreExistsError:
     return StoreExistsError(f"a store named {shown(name)} exists already")
 
 
-def another_layout(error: LayoutMismatchError, name: str) -> ShmStoreError:
-    """Return the error for a file that cannot be opened; it says what the file is instead."""
-    if error._code == native.OTHER_RANKS:  # it is a store, and the error says what is wrong
-        return LayoutMismatchError(f"store {shown(name)}: {error.message}", hint=error.hint)
-    return cannot_open(classify(name))
+def another_layout(error: LayoutMismatchError, name: str, ranks: int) -> ShmStoreError:
+    """Return the error for a file that is not a store of so many ranks; it says what it is instead."""
+    return other_ranks(name, ranks) if error._code == native.OTHER_RANKS else cannot_open(classify(name))
+
+
+def other_ranks(name: str, ranks: int) -> LayoutMismatchError:
+    """Return the error for a store that has another number of ranks than the caller's handle or configuration says."""
+    has = "another number of"
+    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
+        has = str(inspector.facts()["n_readers"])
+    return LayoutMismatchError(
+        f"store {shown(name)} has {has} ranks, not {ranks}",
+        hint="give all processes the same n_readers (world_size * data_parallel_size in the configuration of caches), "
+        "and a reader the handle that the writer made",
+    )
 
 
 def cannot_open(file: SegmentFile) -> ShmStoreError:

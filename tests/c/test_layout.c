@@ -52,7 +52,7 @@ TEST(options_out_of_range_are_refused) {
         {.capacity = 4096, .n_readers = SHMS_MAX_READERS + 1},
         {.capacity = 4096, .n_readers = 1, .max_objects = SHMS_MAX_OBJECTS + 1},
         {.capacity = 4096, .n_readers = 1, .max_object_size = 4097},
-        {.capacity = 4096, .n_readers = 1, .flags = 32},
+        {.capacity = 4096, .n_readers = 1, .flags = 128},
         {.capacity = 4096, .n_readers = 4, .n_groups = SHMS_MAX_GROUPS + 1},
         {.capacity = 4096, .n_readers = 4, .n_groups = 2, .group_sizes = {2, 1}},
         {.capacity = 4096, .n_readers = 4, .n_groups = 2, .group_sizes = {2, 3}},
@@ -107,10 +107,10 @@ TEST(every_word_is_where_it_was) {
           S(layout.writer_at), S(layout.slots_at), S(layout.leases_at), S(layout.index_at), S(layout.holds_at),
           S(layout.counts_at), S(layout.arena_stride), S(layout.readers_at), S(layout.reader_stride), S(layout.data_at),
           S(layout.data_stride), S(layout.zone_shift), S(layout.n_groups), S(layout.group_of));
-    WORDS(448, S(store), S(created_ns), S(secret), S(check));
+    WORDS(448, S(store), S(created_ns), S(secret), S(owner), S(check));
 #define W(field) offsetof(shms_writer_table, field)
     WORDS(0, W(pid), W(epoch), W(next_id), W(next_lease), W(hand), W(used_bytes), W(objects), W(open_leases),
-          W(published), W(small_hand), W(ephemeral), W(adopting), W(releases), W(retirements), W(more));
+          W(published), W(small_hand), W(stays), W(adopting), W(releases), W(retirements), W(more));
     CHECK(W(counters) == 128 && W(retired) == 320 && W(kinds) == 2368 && W(drops) == 3136 && W(room_wanted) == 3144 &&
           W(tier) == 3200);
     CHECK(W(cleared) == 3320 && W(dropped_at) == 3328);
@@ -333,14 +333,14 @@ TEST(a_file_that_is_not_a_segment_is_refused) {
     close(fd);
 }
 
-TEST(an_unfinished_creation_is_not_a_store_and_not_another_version) {
+static void an_unfinished_creation_by(int role) {
     const char *name = store_name("half");
     shms_segment creator = {.fd = -1};
     shms_writer *w;
     shms_reader *r;
     CHECK_EQ(SHMS_OK, shms_segment_name(&creator, name));
     CHECK(shms_segment_open_file(&creator, O_RDWR | O_CREAT | O_EXCL) >= 0);
-    CHECK_EQ(SHMS_OK, shms_segment_lock(&creator, SHMS_ROLE_WRITER));
+    CHECK_EQ(SHMS_OK, shms_segment_lock(&creator, role));
     for (off_t size = 0; size <= 8192; size += 4096) {
         CHECK(ftruncate(creator.fd, size) == 0);
         CHECK_EQ(SHMS_ECREATING, shms_reader_attach(&r, name, 0, NULL));
@@ -350,7 +350,13 @@ TEST(an_unfinished_creation_is_not_a_store_and_not_another_version) {
     CHECK(pwrite(creator.fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) == sizeof stamp);
     CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name, NULL));
+    shms_segment_unlink(&creator);
     shms_segment_close(&creator);
+}
+
+TEST(an_unfinished_creation_is_not_a_store_and_not_another_version) {
+    an_unfinished_creation_by(SHMS_ROLE_WRITER);
+    an_unfinished_creation_by(SHMS_ROLE_OF_WRITER(SHMS_OWNER));
 }
 
 static _Atomic int created_all;

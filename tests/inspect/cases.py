@@ -226,7 +226,7 @@ def case(condition: str) -> Iterator[str]:
         elif condition == "unfinished":
             poke(path, 8, 0)
         elif condition == "ephemeral":
-            poke(path, FIELDS["ephemeral"], 1)
+            poke(path, FIELDS["stays"], 1)
         yield name
 
 

@@ -17,6 +17,7 @@ import torch
 
 import shmstore
 from shmstore import (
+    LayoutMismatchError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectRef,
@@ -37,6 +38,7 @@ from tests.support import (
     bits,
     crowd,
     frozen,
+    raises,
     random_tensor,
     run_all,
     segments,
@@ -51,8 +53,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # ---- names and signatures
 
 CONTRACT: dict[Callable[..., Any], str] = {
-    ObjectStoreWriter.create: "(name=None, *, capacity, n_readers, groups=None, n_writers=1, max_object_size=None, "
-    "max_objects=None, eviction='clock', prefault=False, huge_pages=False, checksums=False, quotas=None, serde=None)",
+    ObjectStoreWriter.create: "(name=None, *, capacity, n_readers, groups=None, n_writers=1, writes=True, "
+    "max_object_size=None, max_objects=None, eviction='clock', prefault=False, huge_pages=False, checksums=False, "
+    "quotas=None, serde=None)",
     ObjectStoreWriter.open: "(name, *, capacity, n_readers, groups=None, n_writers=1, max_object_size=None, "
     "max_objects=None, eviction='clock', prefault=False, huge_pages=False, checksums=False, quotas=None, serde=None, "
     "on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0)",
@@ -74,9 +77,10 @@ CONTRACT: dict[Callable[..., Any], str] = {
     ObjectStoreWriter.clear: "(self, *, namespace=None)",
     ObjectStoreWriter.keys: "(self, *, namespace=None)",
     ObjectStoreWriter.stats: "(self)",
-    ObjectStoreWriter.close: "(self, unlink=True)",
-    ObjectStoreReader.attach: "(handle_or_name, rank=0, *, wait=None, on_takeover=None, serde=None, allow_uid=None, "
-    "finds_only=False)",
+    ObjectStoreWriter.close: "(self, unlink=None)",
+    ObjectStoreWriter.unlink: "(name)",
+    ObjectStoreReader.attach: "(handle_or_name, rank=0, *, n_readers=None, wait=None, on_takeover=None, serde=None, "
+    "allow_uid=None, finds_only=False)",
     ObjectStoreReader.find: "(self, key, *, namespace=None)",
     ObjectStoreReader.has: "(self, key, *, namespace=None)",
     ObjectStoreReader.get: "(self, ref, copy=False, *, device=None, stream=None)",
@@ -353,8 +357,9 @@ def test_a_handle_with_fields_that_lie_is_refused(stores: Stores) -> None:
     fields = json.loads(writer.handle.to_json())
     with pytest.raises(ValueError, match="not a store's name"):
         ObjectStoreReader.attach(StoreHandle(**(fields | {"name": "../x"})))
-    with pytest.raises(ValueError, match="has no rank 50"):
-        ObjectStoreReader.attach(StoreHandle(**(fields | {"n_readers": 100})), rank=50)
+    for rank in (0, 50):
+        with raises(LayoutMismatchError, names=[writer.name, "2 ranks", "100"]):
+            ObjectStoreReader.attach(StoreHandle(**(fields | {"n_readers": 100})), rank=rank)
     for n_readers in (0, 2**70):
         with pytest.raises(ValueError, match="n_readers must be"):
             ObjectStoreReader.attach(StoreHandle(**(fields | {"n_readers": n_readers})), rank=2**40)

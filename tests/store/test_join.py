@@ -563,7 +563,7 @@ def test_an_empty_file_that_its_creator_locks_only_now_is_left_to_it(
 
 def open_and_close(name: str, rounds: int) -> None:
     for _ in range(rounds):
-        ObjectStoreWriter.open(name, **OPTIONS, n_writers=3).close()
+        ObjectStoreWriter.open(name, **OPTIONS, n_writers=3).close(unlink=True)
 
 
 def test_writers_that_close_while_others_open_are_not_in_the_way(name: str) -> None:

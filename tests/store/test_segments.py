@@ -450,11 +450,11 @@ STRANGE = (0, 1, 3, 63, 4095, 4097, 2**31, 2**32, 2**48 + 1, 2**63, 2**64 - 1)
 GEOMETRY = [
     *("magic", "stamp", "page", "file_size", "capacity", "n_readers", "max_objects", "max_leases", "n_writers"),
     *("writer_at", "slots_at", "leases_at", "index_at", "holds_at", "counts_at", "arena_stride", "readers_at"),
-    *("reader_stride", "data_at", "data_stride", "group_of", "zone_shift", "n_groups", "created_ns", "check"),
+    *("reader_stride", "data_at", "data_stride", "group_of", "zone_shift", "n_groups", "created_ns", "owner", "check"),
 ]
 # Fields that can be any number: only people read them, or recover computes them again.
 FREE_FIELDS = [
-    *("pid", "used_bytes", "objects", "open_leases", "hand", "small_hand", "ephemeral", "adopting", "releases"),
+    *("pid", "used_bytes", "objects", "open_leases", "hand", "small_hand", "stays", "adopting", "releases"),
     *("retirements", "drops", "room_wanted", "more", "tier", "cleared", "reserved"),
 ]
 # Some of their values contradict what is stored; the others can be any.

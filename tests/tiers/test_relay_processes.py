@@ -135,9 +135,11 @@ def test_the_workers_of_a_host_fetch_each_item_of_another_host_once(
         pipe.send(None)
         assert pipe.recv() == "done"
     assert hosts.leases() == 0
+    before = hosts.handle
     assert hosts.relay.end() == 0
-    assert not (SHM / hosts.store).exists()
     assert not os.path.exists(hosts.relay.socket)
+    hosts.relay = hosts.start().listening()
+    assert before == hosts.handle  # the store stays, so its workers go on after a restart
 
 
 def test_a_worker_that_is_killed_between_answer_and_read_leaves_no_lease(hosts: Hosts) -> None:

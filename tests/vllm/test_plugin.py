@@ -586,7 +586,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = f"vllm-plugin-{os.getpid()}"
     monkeypatch.setenv(STORE, name)
     yield name
-    shmstore.ObjectStoreWriter.recover(name).close()
+    shmstore.ObjectStoreWriter.unlink(name)
 
 
 def test_the_next_api_server_has_the_items_and_their_updates(named: str) -> None:
@@ -733,6 +733,7 @@ def test_api_servers_share_what_either_has_stored_and_the_last_one_ends_their_st
     if kept:
         with shmstore.ObjectStoreWriter.join(name) as again:
             assert 1 == again.recovered
+            again.close(unlink=True)
 
 
 def test_processes_of_one_server_know_one_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("SHMSTORE_VLLM_STORE", name)
     yield name
     with suppress(StoreNotFoundError):
-        ObjectStoreWriter.recover(name).close()
+        ObjectStoreWriter.unlink(name)
 
 
 def test_a_server_that_is_killed_leaves_its_items_to_the_next_one_of_its_name(

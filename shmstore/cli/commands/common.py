@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shmstore.cli.command import EXIT_WRONG
 
 if TYPE_CHECKING:
-    from shmstore.inspect.records import WriterInfo
+    from shmstore.inspect.records import StoreFacts
     from shmstore.store.stats import TierStats
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -63,10 +62,13 @@ def ratio(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def writers(infos: Sequence["WriterInfo"]) -> str:
-    """Return whether the writers of a store are alive: of one, also its process."""
+def writers(facts: "StoreFacts") -> str:
+    """Return whether the writers of a store are alive: of one, also its process; and the owner without an arena."""
+    infos = facts.writers
     alive = sum(info.state == "alive" for info in infos)
-    return f"{alive} of {len(infos)} alive" if len(infos) > 1 else f"{'alive' if alive else 'dead'} {infos[0].pid}"
+    one = "free" if infos[0].state == "free" else f"{'alive' if alive else 'dead'} {infos[0].pid}"
+    said = f"{alive} of {len(infos)} alive" if len(infos) > 1 else one
+    return said if facts.owner_pid is None else f"{said}, owner {facts.owner_pid}"
 
 
 def tier_line(tier: "TierStats") -> str:

@@ -110,7 +110,8 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
         f"created {when(facts.created_at)}, {age(facts.created_at)} ago"
     )
     one = len(facts.writers) == 1
-    who = f"writer {facts.writer_pid} [{style}]{state}[/]" if one else f"writers [{style}]{writers(facts.writers)}[/]"
+    alone = one and facts.owner_pid is None
+    who = f"writer {facts.writer_pid} [{style}]{state}[/]" if alone else f"writers [{style}]{writers(facts)}[/]"
     console.print(f"  {who}, {facts.recoveries} recoveries; options: {', '.join(facts.options) or 'none'}")
     console.print(
         f"  {size(facts.used_bytes)} of {size(facts.capacity)} used by {facts.objects} objects "

@@ -19,7 +19,7 @@ def owner(info: SegmentInfo) -> str:
     """Return whether a segment's writer is alive, and its process; of several, how many are alive."""
     if info.state == "unreadable":
         return f"user {info.owner_uid}"
-    return writers(info.facts.writers) if info.facts else "alive" if info.writer_alive else "dead"
+    return writers(info.facts) if info.facts else "alive" if info.writer_alive else "dead"
 
 
 def _checked(info: SegmentInfo) -> SegmentInfo:

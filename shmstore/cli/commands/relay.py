@@ -5,7 +5,6 @@ import logging
 import signal
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command, parse_size, positive_argument
 from shmstore.cli.commands.common import (
@@ -27,8 +26,8 @@ place. It listens until SIGTERM or SIGINT.
 
 The relay is one of the writers of the store, so the store needs an arena for it: relay=True in the configuration of
 the API servers, or an n_writers that is one higher. On a host that has only workers, --create makes the store, or takes
-over what a killed relay has left; the store ends with the relay. With --json, the line that says where it listens has
-the handle for the workers."""
+over what another relay has left; it stays when the relay ends, until shmstore gc --yes --force NAME. With --json, the
+line that says where it listens has the handle for the workers."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
         back_end = open_tier(url)
         stack.callback(back_end.close)
         writer = _open(arguments)
-        stack.callback(partial(writer.close, unlink=arguments.create))
+        stack.callback(writer.close)
         tier = StoreTier(writer, back_end, namespace=arguments.namespace)
         stack.callback(tier.close)
         relay = Relay(writer, tier, path)

@@ -186,7 +186,7 @@ def draw_all(console: Console, samples: Sequence[Sample], order: str) -> Rendera
         alive = "alive" if sample.segment.writer_alive else "dead"
         cells = [
             sample.segment.name,
-            writers(facts.writers) if several else alive,
+            writers(facts) if several or facts.owner_pid else alive,
             *_store_cells(facts, f"{sample.segment.ranks_alive} of {facts.n_readers}", rate),
             "-" if oldest is None else span(oldest),
         ]
@@ -220,8 +220,8 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
         problem = sample.segment.problem or "no superblock yet"
         return Text(f"{shown(sample.segment.name)}: {sample.segment.state}, {problem}", style="red")
     owner = f"writer {facts.writer_pid} {'alive' if sample.segment.writer_alive else 'DEAD'}"
-    if several := len(facts.writers) > 1:
-        owner = f"writers {writers(facts.writers)}"
+    if (several := len(facts.writers) > 1) or facts.owner_pid:
+        owner = f"writers {writers(facts)}"
     oldest = sample.oldest_lease_seconds
     head = Text(shown(sample.segment.name), style="bold")
     head.append(f"  {owner}, {facts.objects} objects, {facts.open_leases} leases open, ")

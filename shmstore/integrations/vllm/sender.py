@@ -42,8 +42,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         register_items()
         follow(OutputProcessor)
         follow_engines(AsyncMPClient)
-        self._named = bool(os.environ.get(STORE))
-        self._sender = _make_sender(vllm_config, self._named)
+        self._sender = _make_sender(vllm_config)
         self._has_others = self.writer.n_writers > 1 or self._sender.tier is not None
         self._requests_before = RequestLeases.total
         self._found: OrderedDict[str, list[Any]] = OrderedDict()
@@ -150,10 +149,11 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
     def close(self) -> None:
         """Remove the store if no other server has it, or leave one with a chosen name to the next; idempotent."""
         _collector().forget(self._sender)
-        self._sender.close(unlink=not self._named)
+        self._sender.close()
 
 
-def _make_sender(vllm_config: Any, named: bool) -> Any:
+def _make_sender(vllm_config: Any) -> Any:
+    named = bool(os.environ.get(STORE))
     model = vllm_config.model_config
     settings = model.get_multimodal_config()
     parallel = vllm_config.parallel_config

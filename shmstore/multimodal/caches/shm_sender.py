@@ -363,11 +363,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         with self._reporting:
             return self._counts.stat(delta)
 
-    def close(self, unlink: bool = True) -> None:
-        """Close the store, and with `unlink` remove its name; idempotent. Workers that have it open can go on reading.
+    def close(self, unlink: bool | None = None) -> None:
+        """Close the store; idempotent. One with a `shm_name` stays for the next process, and another goes.
 
-        Without `unlink` the store stays for the next process that opens its name. A call of another thread that is
-        storing at the time raises StoreClosedError. Before, it gives a tier a few seconds for what is still to be sent.
+        `unlink` is as in `ObjectStoreWriter.close`. Workers that have the store open can go on reading. A call of
+        another thread that is storing at the time raises StoreClosedError. Before, it gives a tier a few seconds for
+        what is still to be sent.
         """
         try:
             if self.tier is not None:

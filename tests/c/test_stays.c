@@ -1,0 +1,194 @@
+/* test_stays.c - how long a store's name stays: what closing does to it, and an owner without an arena. */
+#include <fcntl.h>
+
+#include "inspect/inspect.h"
+#include "support.h"
+
+static const char *name;
+
+static shms_options options(uint32_t n_writers, uint32_t flags) {
+    return (shms_options){.capacity = 4096, .n_readers = 1, .max_objects = 4, .n_writers = n_writers, .flags = flags};
+}
+
+static shms_writer *create(uint32_t n_writers, uint32_t flags) {
+    shms_options o = options(n_writers, flags);
+    shms_writer *w;
+    name = store_name("stays");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    return w;
+}
+
+/* With SHMS_OUTLIVES, as a call that creates a store or takes it over to outlive its processes. */
+static shms_writer *join(uint32_t n_writers, uint32_t flags) {
+    shms_options o = options(n_writers, flags);
+    shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = flags ? &o : NULL};
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_join(&w, name, SHMS_ANY_ARENA, &e));
+    return w;
+}
+
+static void close_as(shms_writer *w, int unlink) {
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, unlink));
+    shms_writer_free(w);
+}
+
+static shms_probe probe(void) {
+    shms_probe found;
+    CHECK_EQ(SHMS_OK, shms_probe_file(&found, name));
+    return found;
+}
+
+static bool there(void) {
+    int fd = shm_open(name, O_RDONLY, 0);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+TEST(the_segment_records_what_the_last_close_does) {
+    static const struct {
+        uint32_t created, joined;
+        int first, last;
+        bool stays;
+    } cases[] = {
+        {0, 0, SHMS_AS_RECORDED, SHMS_AS_RECORDED, false},
+        {SHMS_EPHEMERAL, 0, SHMS_AS_RECORDED, SHMS_AS_RECORDED, false},
+        {SHMS_OUTLIVES, 0, SHMS_AS_RECORDED, SHMS_AS_RECORDED, true},
+        {0, SHMS_OUTLIVES, SHMS_AS_RECORDED, SHMS_AS_RECORDED, true},
+        {SHMS_EPHEMERAL, SHMS_OUTLIVES, SHMS_AS_RECORDED, SHMS_AS_RECORDED, true},
+        {SHMS_OUTLIVES, SHMS_OUTLIVES, SHMS_AS_RECORDED, 1, false},
+        {SHMS_OUTLIVES, 0, 1, SHMS_AS_RECORDED, true}, /* the last one decides */
+        {0, 0, 0, SHMS_AS_RECORDED, false},
+        {0, 0, SHMS_AS_RECORDED, 0, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int creator_last = 0; creator_last < 2; creator_last++) {
+            shms_writer *a = create(2, cases[i].created), *b = join(2, cases[i].joined);
+            close_as(creator_last ? b : a, cases[i].first);
+            CHECK(there());
+            close_as(creator_last ? a : b, cases[i].last);
+            CHECK_EQ(cases[i].stays, there());
+            CHECK(!cases[i].stays || !probe().ephemeral);
+            CHECK_EQ(cases[i].stays, shm_unlink(name) == 0);
+        }
+}
+
+TEST(a_successor_of_a_single_writer_finds_the_record) {
+    shms_writer *w = create(1, SHMS_OUTLIVES);
+    close_as(w, SHMS_AS_RECORDED);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL)); /* which records less */
+        close_as(w, SHMS_AS_RECORDED);
+        CHECK(there());
+    }
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
+    close_as(w, 1);
+    CHECK(!there());
+}
+
+/* A put whose ticket ends after the close: the name goes, or stays, then. */
+TEST(the_end_of_a_ticket_goes_by_the_record) {
+    for (int outlives = 0; outlives < 2; outlives++) {
+        shms_writer *w = create(2, outlives ? SHMS_OUTLIVES : 0), *other = join(2, 0);
+        shms_batch b = {0};
+        CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "a", 1, NULL, 0, NULL, 0, 64, 0, 0));
+        CHECK_EQ(SHMS_OK, shms_writer_close(w, SHMS_AS_RECORDED));
+        close_as(other, SHMS_AS_RECORDED);
+        CHECK(there());
+        shms_batch_drop(w, &b);
+        CHECK_EQ(outlives, shm_unlink(name) == 0);
+        shms_writer_free(w);
+    }
+}
+
+TEST(an_owner_has_no_arena_and_keeps_the_store) {
+    for (uint32_t n = 1; n <= 2; n++) {
+        shms_writer *owner = create(n, SHMS_OWNS), *writers[2], *more;
+        shms_stats stats;
+        uint64_t place[2];
+        shms_options o;
+        CHECK_EQ(SHMS_ENOARENA, put_marked(owner, "a", 8, 1, NULL));
+        CHECK_EQ(SHMS_ENOARENA, shms_writer_stats(owner, &stats));
+        CHECK_EQ(SHMS_ENOARENA, shms_writer_valid(owner));
+        CHECK(shms_writer_options(owner, &o, place) && place[0] == SHMS_MAX_WRITERS);
+        for (int turn = 0; turn < 2; turn++) { /* the store waits for the next writers */
+            CHECK(probe().writer_alive);
+            for (uint32_t i = 0; i < n; i++) {
+                writers[i] = join(n, 0);
+                CHECK_EQ(i, writers[i]->seg.arena);
+                CHECK_EQ(SHMS_OK, put_marked(writers[i], turn ? "b" : "a", 8, 1, NULL));
+                CHECK_EQ(1 + turn, shms_writer_count(writers[i]));
+            }
+            CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&more, name, SHMS_ANY_ARENA, NULL));
+            for (uint32_t i = 0; i < n; i++)
+                close_as(writers[i], SHMS_AS_RECORDED);
+            CHECK(there());
+        }
+        writers[0] = join(n, 0);
+        close_as(owner, SHMS_AS_RECORDED);
+        CHECK(there());
+        close_as(writers[0], SHMS_AS_RECORDED);
+        CHECK(!there());
+    }
+}
+
+TEST(an_owner_may_write_no_arena) {
+    shms_writer *owner = create(2, SHMS_OWNS);
+    uint8_t *words[] = {(uint8_t *)owner->seg.writer, owner->seg.data, (uint8_t *)shms_segment_writer(&owner->seg, 1),
+                        owner->seg.control};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        pid_t child = fork_child();
+        if (child == 0) {
+            signal(SIGSEGV, SIG_DFL); /* also under a sanitizer */
+            *(volatile uint8_t *)words[i] = 1;
+            _exit(0);
+        }
+        CHECK_EQ(1000 + SIGSEGV, reap(child));
+    }
+    close_as(owner, 0); /* which records nothing */
+    CHECK(there());
+    shm_unlink(name);
+}
+
+TEST(an_owner_and_writers_die_in_any_order) {
+    for (int order = 0; order < 3; order++) {
+        pid_t pids[2];
+        int ready[2];
+        char byte;
+        name = store_name("deaths");
+        CHECK(pipe(ready) == 0);
+        for (int i = 0; i < 2; i++) { /* the owner, then a writer */
+            if ((pids[i] = fork_child()) == 0) {
+                shms_options o = options(2, SHMS_OWNS | SHMS_EPHEMERAL);
+                shms_writer *w;
+                CHECK_EQ(SHMS_OK,
+                         i ? shms_writer_join(&w, name, SHMS_ANY_ARENA, NULL) : shms_writer_create(&w, name, &o));
+                CHECK(write(ready[1], "x", 1) == 1);
+                for (;;)
+                    pause();
+            }
+            CHECK(read(ready[0], &byte, 1) == 1);
+        }
+        for (int i = 0; i < 2; i++) {
+            CHECK(probe().writer_alive);
+            pid_t victim = pids[order == 1 ? 1 - i : i];
+            CHECK(kill(victim, SIGKILL) == 0);
+            reap_killed(victim);
+            if (i == 0 && order == 1) /* the owner lives: the next writer has the place of the dead one */
+                close_as(join(2, 0), SHMS_AS_RECORDED);
+            if (i == 0 && order == 2) { /* the owner is dead: the last writer takes the name along */
+                shms_writer *w = join(2, 0);
+                CHECK(kill(pids[1], SIGKILL) == 0);
+                reap_killed(pids[1]);
+                close_as(w, SHMS_AS_RECORDED);
+                CHECK(!there());
+                break;
+            }
+        }
+        if (order < 2) {
+            CHECK(!probe().writer_alive && probe().ephemeral);
+            shm_unlink(name);
+        }
+        close(ready[0]), close(ready[1]);
+    }
+}
