@@ -112,6 +112,7 @@ def worker_receiver_cache_from_config(
     types: CacheTypes[ItemT, Any] = MULTIMODAL,
     policy: Policy = "views",
     relay: str | os.PathLike[str] | None = None,
+    wait: float = 60.0,
 ) -> BaseMultiModalReceiverCache[ItemT] | None:
     """Return the cache of the worker with this rank: the receiver of `shm`, or None. Close it at the end.
 
@@ -119,11 +120,13 @@ def worker_receiver_cache_from_config(
     the number of its core, plus its rank there.
 
     `policy` says what the worker gets of a reference; see `ShmObjectStoreReceiverCache`. `store` is the sender's handle
-    or the store's name; by default the handle whose JSON is in the environment variable `SHMSTORE_HANDLE`, or the store
-    named `shm_name`. `relay` is the path at which the host's `shmstore relay` listens, or the environment variable
-    `SHMSTORE_RELAY` holds it; without one, a reference of another host's store is a CacheMissError.
+    or the store's name. By default it is the handle whose JSON is in the environment variable `SHMSTORE_HANDLE`, or the
+    store named `shm_name`, for which the worker waits up to `wait` seconds. `relay` is the path at which the host's
+    `shmstore relay` listens, or the environment variable `SHMSTORE_RELAY` holds it; without one, a reference of another
+    host's store is a CacheMissError.
 
-    Raises ValueError if nothing names the store, or if `rank` is not below the number of all workers, and else as
+    Raises ValueError if nothing names the store, or if `rank` is not below the number of all workers,
+    LayoutMismatchError if the store is for another number of workers (`world_size`), and else as
     `ObjectStoreReader.attach`.
     """
     check_config(config)
@@ -131,14 +134,15 @@ def worker_receiver_cache_from_config(
         return None
     all_of = "world_size" if config.n_engines == 1 else "world_size * data_parallel_size"
     rank = int_of(f"rank (below {all_of})", rank, 0, config.n_readers - 1)
+    waits = None
     if store is None:
         text = os.environ.get(HANDLE_VARIABLE)
-        store = StoreHandle.from_json(text) if text else config.shm_name
+        store, waits = (StoreHandle.from_json(text), None) if text else (config.shm_name, wait)
     if store is None:
         raise ValueError(
             f"store is missing; pass the sender's handle, set {HANDLE_VARIABLE} to its to_json(), or set shm_name"
         )
-    reader = ObjectStoreReader.attach(store, rank=rank)
+    reader = ObjectStoreReader.attach(store, rank=rank, n_readers=config.n_readers, wait=waits)
     try:
         relay = relay or os.environ.get(RELAY_VARIABLE) or None
         return ShmObjectStoreReceiverCache(reader, types=types, policy=policy, relay=relay)

@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, WriterActiveError
+from shmstore import LayoutMismatchError, ObjectStoreReader, StoreNotFoundError, WriterActiveError
 from shmstore.bindings import store as native
 from shmstore.errors import shown
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.multimodal import (
     MultiModalCacheConfig,
     MultiModalProcessorOnlyCache,
@@ -26,7 +27,8 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from tests.multimodal.helpers import GIB, MIB, config, item, processor_cache, shm_sender
-from tests.support import raises, store_name
+from tests.support import SHM as SHM_FOLDER
+from tests.support import Child, Signal, raises
 
 SMALL = MIB / GIB
 
@@ -80,8 +82,8 @@ def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own() -> None:
     assert 1 == MultiModalCacheConfig(processor_cache_gb=1 / GIB).processor_cache_bytes
 
 
-def test_a_second_replica_of_the_same_name_is_told_that_it_needs_its_own() -> None:
-    settings = config(MIB, cache_type="shm", shm_name=f"replica-{os.getpid()}", data_parallel_external_lb=True)
+def test_a_second_replica_of_the_same_name_is_told_that_it_needs_its_own(name: str) -> None:
+    settings = config(MIB, cache_type="shm", shm_name=name, data_parallel_external_lb=True)
     with shm_sender(settings):
         hint = ("shm_name", "each replica", "has ended")
         with raises(WriterActiveError, names=[repr(settings.shm_name), f"process {os.getpid()}"], hint=hint):
@@ -178,7 +180,7 @@ def test_each_process_gets_the_cache_of_the_table(
             worker.close()
     finally:
         if isinstance(cache, ShmObjectStoreSenderCache):
-            cache.close()
+            cache.close(unlink=True)
     text = settings.describe()
     starts = {type(None): "No multi-modal cache", ONLY: "Processor cache only"}
     assert text.startswith(starts.get(expected, "Processor and IPC cache"))
@@ -250,14 +252,12 @@ def test_a_segment_of_small_items_can_be_used_up() -> None:
     assert used[2048] > 0.9
 
 
-def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration() -> None:
-    settings = config(
-        4 * MIB, 2 * MIB, cache_type="shm", shm_max_object_size_mb=1, shm_name="shmstore-test-mm-name", world_size=3
-    )
+def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration(name: str) -> None:
+    settings = config(4 * MIB, 2 * MIB, cache_type="shm", shm_max_object_size_mb=1, shm_name=name, world_size=3)
     with shm_sender(settings) as sender:
         stats = sender.writer.stats()
         assert (2 * MIB, 1 * MIB, 3) == (stats.capacity, stats.max_object_size, stats.n_readers)
-        assert "shmstore-test-mm-name" == sender.handle.name
+        assert name == sender.handle.name
         for rank in (-1, 3):
             with raises(ValueError, names=("rank", "world_size", "2", str(rank))):
                 worker_receiver_cache_from_config(settings, rank, sender.handle)
@@ -284,14 +284,14 @@ def test_a_rank_that_is_not_an_integer_is_a_type_error(rank: Any) -> None:
 
 @pytest.mark.parametrize("way", ["handle", "name", "SHMSTORE_HANDLE", "shm_name"])
 def test_a_worker_finds_its_store_by_handle_name_environment_or_configuration(
-    way: str, monkeypatch: pytest.MonkeyPatch
+    way: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(4 * MIB, cache_type="shm")
     monkeypatch.delenv("SHMSTORE_HANDLE", raising=False)
     with raises(ValueError, names=("store", "SHMSTORE_HANDLE", "shm_name")):
         worker_receiver_cache_from_config(settings, 0)
     if way == "shm_name":
-        settings = config(4 * MIB, cache_type="shm", shm_name=store_name())
+        settings = config(4 * MIB, cache_type="shm", shm_name=name)
     with shm_sender(settings) as sender:
         if way == "SHMSTORE_HANDLE":
             monkeypatch.setenv("SHMSTORE_HANDLE", sender.handle.to_json())
@@ -300,3 +300,50 @@ def test_a_worker_finds_its_store_by_handle_name_environment_or_configuration(
             ref, _ = sender.get_and_update_item((item(3), []), "a")
             assert item(3) == worker.get_and_update_item(ref, "a")
             assert isinstance(worker.reader, ObjectStoreReader)
+
+
+def test_a_worker_waits_for_the_store_of_its_configuration(name: str) -> None:
+    """It starts before the API server."""
+    settings = config(4 * MIB, cache_type="shm", shm_name=name)
+    with pytest.raises(StoreNotFoundError):
+        worker_receiver_cache_from_config(settings, 0, wait=0.01)
+    waits = Signal()
+
+    def worker() -> Any:
+        waits.send()
+        with cast(ShmObjectStoreReceiverCache, worker_receiver_cache_from_config(settings, 0)) as cache:
+            return cache.reader.store_id
+
+    child = Child(worker)
+    try:
+        waits.wait()
+        with shm_sender(settings) as sender:
+            assert sender.handle.store_id == child.join()
+    finally:
+        child.kill()
+        waits.close()
+
+
+@pytest.mark.parametrize("way", ["handle", "name", "shm_name"])
+@pytest.mark.parametrize(("there", "here", "rank"), [(2, 4, 0), (2, 4, 3), (4, 2, 1)])
+def test_a_worker_of_another_world_size_hears_both_numbers(
+    way: str, there: int, here: int, rank: int, name: str
+) -> None:
+    settings = config(4 * MIB, cache_type="shm", shm_name=name, world_size=there)
+    with shm_sender(settings) as sender:
+        store: Any = {"handle": sender.handle, "name": name, "shm_name": None}[way]
+        wrong = dataclasses.replace(settings, world_size=here)
+        with raises(LayoutMismatchError, names=[name, f"{there} ranks", f"not {here}"], hint=["world_size"]):
+            worker_receiver_cache_from_config(wrong, rank, store)
+        with StoreInspector.open(name) as inspector:  # it has taken no rank in passing
+            assert {0} == {reader.attachments for reader in inspector.readers()}
+
+
+def test_a_named_store_is_there_for_the_next_start_and_another_goes(name: str) -> None:
+    named, nameless = config(4 * MIB, cache_type="shm", shm_name=name), config(4 * MIB, cache_type="shm")
+    with shm_sender(named) as sender, shm_sender(nameless) as other:
+        sender.get_and_update_item((item(3), []), "a")
+    with shm_sender(named) as again:
+        assert ([True], False) == (again.is_cached(["a"]), (SHM_FOLDER / other.handle.name).exists())
+        again.close(unlink=True)
+    assert not (SHM_FOLDER / name).exists()
