@@ -90,7 +90,7 @@ def unlink(name: str) -> None:
     if file.state in ("foreign", "unreadable", "blank"):
         raise refusals.cannot_open(file)
     if file.owner_uid != os.geteuid():
-        raise refusals.foreign(name, OWN_UID)
+        raise refusals.foreign(name, may_allow=False)
     try:
         native.remove(name, file.device, file.inode, file.file_bytes, True)
     except WriterActiveError:
