@@ -3,6 +3,7 @@
  */
 #include "claims.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -83,11 +84,14 @@ int shms_claim_take(shms_claims *c, uint64_t thread, const char *key, uint32_t k
     uint64_t byte = byte_of(c, key, key_len);
     pthread_mutex_lock(&c->mutex);
     bool granted = place_of(c, byte) == c->n;
-    if (granted && c->n < SHMS_MAX_CLAIMS && lock(c, F_OFD_SETLK, F_WRLCK, byte) == 0) {
+    if (granted && c->n == SHMS_MAX_CLAIMS) {
+        granted = lock(c, F_OFD_GETLK, F_WRLCK, byte) != 1;
+        byte = 0;
+    } else if (granted && lock(c, F_OFD_SETLK, F_WRLCK, byte) == 0) {
         c->table[c->n].byte = byte;
         c->table[c->n++].thread = thread;
     } else if (granted) {
-        granted = lock(c, F_OFD_GETLK, F_WRLCK, byte) != 1; /* a lock that cannot be had or asked for is nobody's */
+        granted = errno != EAGAIN && errno != EACCES; /* else another process has it */
         byte = 0;
     }
     if (granted) {

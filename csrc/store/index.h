@@ -23,7 +23,7 @@
  * 2. A look-up beside the add or the removal of its own key finds it or misses it. Both are right: the key comes before
  *    its object is LIVE (P3, P4) and goes after it has been deleted or evicted (D1, W4).
  * 3. What a look-up finds is a candidate. Another key may have the same tag, and the slot may have another object by
- *    now. So the caller reads its id and its state, and then compares its key (adopt.c). These loads order the object's
+ *    now. So the caller reads its id and its state, and then compares its key (find.c). These loads order the object's
  *    words and bytes (R2a with P4), so the load of the cell need not.
  * 4. Add stores the counts before the cell, and remove clears the cell before the counts. Because of 2 the order does
  *    not matter to who looks. A death in between leaves a count that is too high, which costs others one more line,

@@ -89,11 +89,11 @@ static int enter(struct shms_reader *r) {
         return SHMS_ECLOSED;
     if (atomic_load_explicit(&r->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
-    atomic_fetch_add(&r->live, 1);
-    if (!atomic_load(&r->closed))
+    bool many = atomic_fetch_add(&r->live, 1) >= SHMS_PIN_COUNT / 2; /* the pins of one slot stay within their bits */
+    if (!many && !atomic_load(&r->closed))
         return SHMS_OK;
     leave(r);
-    return SHMS_ECLOSED;
+    return many ? SHMS_ENOMEM : SHMS_ECLOSED;
 }
 
 /* Is the reference's lease open? Then its object stays, even if the writer of the slot is asking who holds it. Without a
@@ -122,7 +122,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     if (rc == SHMS_EBUSY && !promised(r, ref)) /* only another writer's lease can be open beside EVICTING */
         rc = SHMS_ESTALE;
     if (rc) {
-        shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot);
+        shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot, ref->lease == 0);
         return rc;
     }
     *seen = shms_slot_copy(s, ref->id);
@@ -131,7 +131,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
          : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
                                                            : SHMS_ECORRUPT;
     if (rc)
-        shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot);
+        shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot, ref->lease == 0);
     return rc;
 }
 
@@ -213,7 +213,7 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
         const shms_slot *s = shms_segment_slot(&r->seg, slot);
         state = shms_reader_table_pin(r->table, &r->seg.layout, s, slot, shms_get(&seen.id), true);
         if (state == SHMS_EVICTING) /* nobody is promised it, so there is nothing to wait for */
-            shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, slot);
+            shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, slot, true);
     }
     if (state != SHMS_LIVE) {
         rc = v ? SHMS_ENOTFOUND : SHMS_ENOMEM;

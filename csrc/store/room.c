@@ -22,6 +22,7 @@
 #include "writer.h"
 
 #define LOOK_NS UINT64_C(50000000)
+#define LEAST_NS UINT64_C(1000000) /* between two looks that found no room, but for the first ones */
 
 __attribute__((cold)) void shms_room_wake(shms_word *wanted) {
     syscall(SYS_futex, wanted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); /* the lower half of the word */
@@ -46,6 +47,8 @@ void shms_room_close(struct shms_writer *w) {
 
 int shms_room_await(struct shms_writer *w, uint64_t *until) {
     uint64_t now = shms_clock_ns(CLOCK_MONOTONIC), left = *until - now;
+    bool often = now - w->room_looked < LEAST_NS; /* beside busy readers, each of whose releases is a change */
+    w->room_looked = now;
     shms_word *word = &w->seg.writer->room_wanted;
     if (now >= *until) {
         *until = 0;
@@ -58,13 +61,16 @@ int shms_room_await(struct shms_writer *w, uint64_t *until) {
     }
     atomic_thread_fence(memory_order_seq_cst);
     /* Another writer's pin in passing counts as a change at each poll, and its end wakes. */
-    if (!shms_poll(w) || w->passing) {
+    if (!shms_poll(w) || w->passing || often) {
         shms_room_tell(w); /* of what this look has found, before the next line */
         uint32_t seen = (uint32_t)shms_get(word);
         shms_writer_leave_place(w, SHMS_OK);
         struct timespec most = {.tv_nsec = (long)(left < LOOK_NS ? left : LOOK_NS)};
         SHMS_STEP("F2"); /* pairs with F3 */
-        syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
+        if (often)
+            nanosleep(&(struct timespec){.tv_nsec = LEAST_NS}, NULL);
+        else
+            syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
         int rc = shms_writer_enter_to_place(w);
         if (rc) /* closed: the word may be a successor's */
             return rc;

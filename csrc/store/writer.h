@@ -81,6 +81,7 @@ struct shms_writer {
     uint64_t refused_at; /* ring.changes as of the search that led to it */
     uint32_t room_waits; /* threads that wait for room; see room.c */
     uint64_t room_told; /* ring.changes without uses, as they know it; 0: they are told when the mutex is released */
+    uint64_t room_looked; /* when a put that waits found no room last; CLOCK_MONOTONIC */
     shms_events events;
     shms_ghosts ghosts;
     uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */

@@ -28,7 +28,7 @@ class Claim:
 
     @property
     def exclusive(self) -> bool:
-        """Whether other processes are kept out; not so beyond 256 claims of a process, or if the store was removed."""
+        """Whether other processes are kept out: not beyond 256 claims of a reader or writer, nor in a removed store."""
         return native.excludes(self._claim)
 
     def end(self) -> None:
@@ -59,11 +59,15 @@ class Claiming(Generic[Found]):
         """Find the object of a key."""
         raise NotImplementedError
 
+    def _has(self, packed: bytes) -> bool:
+        """Say whether there is something to find; counts nothing, and raises StoreClosedError."""
+        raise NotImplementedError
+
     def _open_claims(self) -> native.Claims:
         raise NotImplementedError
 
     def _the_claims(self) -> native.Claims:
-        """Return the claims of this object, which last as long as it."""
+        """Return the claims of this object, until it is closed."""
         if self._claims is None:
             self._claims = self._open_claims()
         return self._claims
@@ -72,9 +76,10 @@ class Claiming(Generic[Found]):
         """Find the object of `key`, or get the right to make it; None if a living process, or another thread, makes it.
 
         With `wait`, look again for so many seconds, until it is stored, or its maker has ended or died. A thread that
-        holds a claim must not wait (RuntimeError). Two keys may by chance delay each other.
+        holds a claim of this reader or writer must not wait (RuntimeError). Two keys may by chance delay each other.
         """
         packed, seconds = packed_key(key, namespace), seconds_of("wait", wait)
+        self._has(packed)  # before its claims are opened, since it may be closed
         claims, end = self._the_claims(), time.monotonic() + seconds
         if seconds and claims.of_this_thread():
             raise RuntimeError(
@@ -82,18 +87,24 @@ class Claiming(Generic[Found]):
                 "other; end its claim first, or pass wait=0"
             )
         while True:
-            if (found := self.find(key, namespace=namespace)) is not None:
+            if self._has(packed) and (found := self.find(key, namespace=namespace)) is not None:
                 return found
             if (taken := claims.take(packed)) is not None:
                 claim = Claim(key, taken)
-                if (found := self.find(key, namespace=namespace)) is None:  # it may have come since the last look
-                    return claim
-                claim.end()
-                return found
+                try:
+                    if not self._has(packed):  # it may have come since the last look
+                        return claim
+                    claim.end()
+                except BaseException:
+                    claim.end()
+                    raise
+                continue
             if (left := end - time.monotonic()) <= 0:
                 return None
             time.sleep(min(_AGAIN, left))
 
     def claimed(self, key: str, *, namespace: str | None = None) -> bool:
         """Return whether a living process, or a thread of this one, has the right to make the object of `key`."""
-        return self._the_claims().claimed(packed_key(key, namespace))
+        packed = packed_key(key, namespace)
+        self._has(packed)
+        return self._the_claims().claimed(packed)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 from shmstore.bindings import store as native
+from shmstore.bindings.claims import Claims
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
@@ -39,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 class Openable(Closable):
     """The part of a writer that opens and closes its store."""
+
+    _claims: Claims | None = None
 
     def __init__(
         self, writer: native.Writer | None = None, name: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
@@ -355,11 +358,13 @@ class Openable(Closable):
     def close(self, unlink: bool | None = None) -> None:
         """Close the store; idempotent. What `create` made goes with its last writer, what `open` had stays.
 
-        If the last one closes with `unlink` True, the store goes in either case, and with False it stays for `open`.
+        If the last one closes with `unlink` True, the store goes in either case, and with False it stays for `open`;
+        an owner without an arena cannot have it stay.
         Readers keep what they have; views stay valid.
         """
         if self._open:
             self._writer.close(native.AS_RECORDED if unlink is None else bool(unlink))
+            self._claims = None
             self._open = False
             _log.debug("closed store %s", self._handle.name)
 

@@ -287,6 +287,9 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         """Return whether any writer has stored an object under `key`; changes nothing, and holds nothing."""
         return self._reader.has(packed_key(key, namespace))
 
+    def _has(self, packed: bytes) -> bool:
+        return self._reader.has(packed)
+
     def _open_claims(self) -> Claims:
         return Claims(self._name, self.store_id)
 
@@ -316,4 +319,5 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             if self._registered is not None:
                 self._registered.close()
             self._reader.close()
+            self._claims = None  # its opening keeps the memory of a store that was removed
             self._open = False

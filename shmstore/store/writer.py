@@ -227,6 +227,9 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         except ObjectNotFoundError:
             return None
 
+    def _has(self, packed: bytes) -> bool:
+        return self._writer.has(packed) > 0
+
     def _open_claims(self) -> Claims:
         return Claims(self.name, self._handle.store_id)
 

@@ -11,7 +11,15 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from shmstore import Claim, LeasedRef, ObjectStoreReader, ObjectStoreWriter, PinnedRef, StoreHandle
+from shmstore import (
+    Claim,
+    LeasedRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    PinnedRef,
+    StoreClosedError,
+    StoreHandle,
+)
 from tests.support import Stores
 
 Process = ObjectStoreReader | ObjectStoreWriter
@@ -67,18 +75,17 @@ def test_what_was_stored_meanwhile_is_found(writer: ObjectStoreWriter, reader: O
 def test_after_a_grant_it_looks_again(
     writer: ObjectStoreWriter, reader: ObjectStoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, looks = reader.find, list[PinnedRef | None]()
+    look, looks = reader._has, list[bool]()
 
-    def stored_behind_the_first_look(key: str, *, namespace: str | None = None) -> PinnedRef | None:
-        found = look(key, namespace=namespace)
-        if not looks:
-            writer.put(key, b"1")
-        looks.append(found)
-        return found
+    def stored_behind_the_first_look(packed: bytes) -> bool:
+        looks.append(look(packed))
+        if len(looks) == 2:  # after whether it is open, and whether it is stored
+            writer.put("a", b"1")
+        return looks[-1]
 
-    monkeypatch.setattr(reader, "find", stored_behind_the_first_look)
+    monkeypatch.setattr(reader, "_has", stored_behind_the_first_look)
     assert isinstance(reader.find_or_claim("a"), PinnedRef)
-    assert [None] == looks[:1]
+    assert [False, False, True, True] == looks
     assert not reader.claimed("a")
 
 
@@ -116,6 +123,28 @@ def test_a_wait_ends_with_what_is_stored(writer: ObjectStoreWriter, reader: Obje
     waiter.join()
     assert isinstance(got[0], PinnedRef)
     made.end()
+
+
+def test_a_close_gives_back_the_store_and_a_wait_counts_no_miss(
+    stores: Stores, writer: ObjectStoreWriter, reader: ObjectStoreReader
+) -> None:
+    with claim(reader):
+        assert writer.find_or_claim("a", wait=0.05) is None
+    assert 0 == writer.stats().misses
+    opened = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+    assert f"/dev/shm/{writer.name}" in opened
+    for one in (reader, writer):
+        one.close()
+        with pytest.raises(StoreClosedError):
+            one.find_or_claim("a")
+        with pytest.raises(StoreClosedError):
+            one.claimed("a")
+    left = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+    assert not [file for file in left if writer.name in file]
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 def test_a_thread_that_holds_a_claim_must_not_wait(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
