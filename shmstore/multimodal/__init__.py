@@ -40,6 +40,7 @@ from shmstore.multimodal.values.items import (
     ResolvedPromptUpdate,
 )
 from shmstore.multimodal.values.types import CacheTypes
+from shmstore.multimodal.values.updates import decode_updates, encode_updates
 
 __all__ = [
     "BaseMultiModalProcessorCache",
@@ -66,6 +67,8 @@ __all__ = [
     "ResolvedPromptUpdate",
     "ShmObjectStoreReceiverCache",
     "ShmObjectStoreSenderCache",
+    "decode_updates",
+    "encode_updates",
     "engine_receiver_cache_from_config",
     "hash_item",
     "processor_cache_from_config",
