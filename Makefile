@@ -64,9 +64,11 @@ bench: $(VENV)/.dev $(VENV)/.built
 bench-vllm: $(VLLM_VENV)/.made
 	$(VLLM_VENV)/bin/python -m bench.vllm $(ARGS)
 
-# Beside what people use today; writes docs/contributing/benchmarks.md and its plots. Some minutes.
+# Beside what people use today; writes docs/contributing/benchmarks.md, its plots, and a table into
+# docs/guides/pipelines.md. Some minutes.
 peers: $(VENV)/.bench $(VENV)/.built
 	$(BIN)/python -m bench.peers $(ARGS)
+	$(BIN)/python -m bench.peers.pipelines
 
 # Back ends of a tier beside what they are built on; writes its table into docs/guides/beyond-one-host.md. A minute.
 tiers: $(VENV)/.dev $(VENV)/.built

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import peers
-from bench.peers import COMMON, LIMITS, OURS, STDLIB, interface
+from bench.peers import COMMON, LIMITS, OURS, STDLIB, interface, pipelines
 from bench.peers.harness import Cell, Measurement, Results
 from bench.peers.host import HIT, PUT, Session
 from bench.peers.interface import UnavailableError, load, touch
@@ -90,6 +90,22 @@ def test_the_page_says_from_which_size_on_shmstore_takes_half_the_time(results: 
     assert any(line.startswith("From 1 MiB on shmstore takes at most half the time") for line in lines)
     slow = Page(replace(results, cells=[*cells(OURS, ours), *cells(COMMON, ours)])).pays()
     assert not any(line.startswith("From") for line in slow)
+
+
+def test_a_pipeline_carries_its_arrays_in_every_way_and_tells_the_page_beside_reserve(tmp_path: Any) -> None:
+    size = pipelines.Size(producers=1, arrays=6, nbytes=1 << 16, ahead=2)
+    ways = pipelines.measured(size, 3)
+    assert [3, 3, 3, 3] == [len(way.seconds) for way in ways]
+    for way, seconds in zip(ways, (1.0, 21.0, 5.0, 2.0), strict=True):
+        way.seconds = [seconds * size.total / 1e9] * 3
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- pipelines: begin -->\nold\n<!-- pipelines: end -->\nz\n")
+    pipelines.write(page, pipelines.table(ways, size, 3))
+    text = page.read_text()
+    assert "old" not in text
+    assert text.startswith("a\n<!-- pipelines: begin -->\n| way")
+    assert text.endswith(".\n<!-- pipelines: end -->\nz\n")
+    assert "| `multiprocessing.Queue` | 21.00 | 20.00 | 10.5 times |" in text
 
 
 class _Broken(interface.Peer):
