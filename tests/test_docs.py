@@ -98,9 +98,9 @@ def test_a_fragment_is_python_and_says_why_it_is_one() -> None:
             assert len(block.fragment.split()) >= 3, f"{block}: the reason is too short to be one"
 
 
-def test_a_fragment_of_an_example_is_a_part_of_it() -> None:
-    quoted = [(block, found[1]) for block in PYTHON if (found := re.search(r"(examples/\S+)", block.fragment or ""))]
-    assert {"examples/engine.py"} <= {example for _, example in quoted}
+def test_what_a_page_quotes_of_an_example_is_a_part_of_it() -> None:
+    quoted = [(block, found[1]) for block in PYTHON if (found := re.search(r'title=".*(examples/[^"]+)"', block.info))]
+    assert {"examples/engine.py", "examples/pipeline.py"} <= {example for _, example in quoted}
     for block, example in quoted:
         assert block.text in (ROOT / example).read_text(encoding="utf-8"), f"{block} is not in {example}"
 
