@@ -86,3 +86,4 @@ def test_the_workers_of_the_pipeline_end_if_main_is_killed() -> None:
         _, err = running.communicate(timeout=50)  # until the last of its processes has ended
     assert -signal.SIGKILL == running.returncode
     assert pipeline.WORKERS == err.count("BrokenPipeError: ")
+    assert not [*SHM.glob(f"*-{running.pid}-*")]
