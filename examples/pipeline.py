@@ -7,13 +7,12 @@ Run it: `python pipeline.py`.
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import numpy as np
 
-from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreFullError, StoreHandle
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle
 
 COUNT, BATCH, WORKERS = 24, 4, 2
 FRAME = np.empty((512, 512, 3), np.uint8)  # the shape and the dtype of what is decoded
@@ -26,17 +25,14 @@ def worker(
     store: StoreHandle, index: int, numbers: Sequence[int], results: Connection, killed_at: int | None = None
 ) -> None:
     """Decode these numbers, as far ahead as there is room, and send main a reference to each."""
-    with ObjectStoreWriter.join(store, index + 1, keep_leases=True) as writer:  # 0 is main
+    with ObjectStoreWriter.join(store, index, keep_leases=True) as writer:
         for number in numbers:
             key = str(number)
-            while not writer.is_cached(key):  # the worker before this one may have decoded it
-                try:
-                    with writer.reserve(key, FRAME) as frame:
-                        frame[:] = number  # decode here, into memory that main will read
-                        if number == killed_at:
-                            os.kill(os.getpid(), signal.SIGKILL)
-                except StoreFullError:
-                    time.sleep(0.001)  # until main has read
+            if not writer.is_cached(key):  # else the worker before this one has decoded it
+                with writer.reserve(key, FRAME, timeout=60) as frame:
+                    frame[:] = number  # decode here, into memory that main will read
+                    if number == killed_at:
+                        os.kill(os.getpid(), signal.SIGKILL)
             results.send_bytes(writer.get_cached(key).to_bytes())
 
 
@@ -53,7 +49,7 @@ def main() -> None:
         return results
 
     with (
-        ObjectStoreWriter.create(capacity=CAPACITY, n_readers=1, n_writers=WORKERS + 1) as owner,
+        ObjectStoreWriter.create(capacity=CAPACITY, n_readers=1, n_writers=WORKERS, writes=False) as owner,
         ObjectStoreReader.attach(owner.handle, rank=0) as reader,
     ):
         pipes = [start(0, 0), start(1, 1, killed_at=15)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bench.peers.harness import machine
 from bench.peers.interface import PAGE
-from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreFullError
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "pipelines.md"
 PATIENCE = 60.0
@@ -64,26 +64,18 @@ def producer(name: str, size: Size, index: int, orders: Connection, channel: Any
     """Make the arrays of a round at each order, until the orders end."""
     source = np.random.default_rng(index).integers(0, 256, size.nbytes, dtype=np.uint8)
     with ExitStack() as end:
-        writer = end.enter_context(ObjectStoreWriter.join(handle, index + 1)) if handle else None
+        writer = end.enter_context(ObjectStoreWriter.join(handle, index)) if handle else None
         orders.send(touch(source))
         while (number := orders.recv()) is not None:
             for key in (f"{number} {at}" for at in range(size.arrays)):
                 if writer is not None and name == RESERVE:
-                    while not writer.is_cached(key):
-                        try:
-                            with writer.reserve(key, source) as array:
-                                array[:] = source
-                        except StoreFullError:
-                            sleep(0.0005)
+                    with writer.reserve(key, source, timeout=PATIENCE) as array:
+                        array[:] = source
                     channel.send_bytes(writer.get_cached(key).to_bytes())
                     continue
                 array = source.copy()
                 if writer is not None:
-                    while not writer.is_cached(key):
-                        try:
-                            channel.send_bytes(writer.put(key, array).to_bytes())
-                        except StoreFullError:
-                            sleep(0.0005)
+                    channel.send_bytes(writer.put(key, array, timeout=PATIENCE).to_bytes())
                 elif name == QUEUE:
                     channel.put(array)
                 else:
@@ -99,7 +91,8 @@ def started(name: str, size: Size, end: ExitStack) -> Way:
             ObjectStoreWriter.create(
                 capacity=(size.ahead + 1) * (size.nbytes + 1024),
                 n_readers=1,
-                n_writers=size.producers + 1,
+                n_writers=size.producers,
+                writes=False,
                 prefault=True,
             )
         )
