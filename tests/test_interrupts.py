@@ -241,8 +241,9 @@ def test_an_interrupted_open_leaves_what_was_there_or_nothing(there: int | None,
         if left:
             with ObjectStoreWriter.recover(name) as heir:
                 assert (made, ["old"]) == (heir.handle.store_id, heir.keys()), f"interrupt {number}"
+                heir.close(unlink=True)
     assert (there == 6400) == writers[0].recovered
-    writers[0].close()
+    writers[0].close(unlink=True)
     assert number > 4
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmstore import ObjectRef
+from shmstore import ObjectRef, ObjectStoreWriter
 from shmstore.store.stats import TierStats
 from tests.fleet.network import Network, two_hosts
 from tests.fleet.servers import MooncakeServers, end, free_port, missing_for_mooncake, redis_server
@@ -72,6 +72,7 @@ class Host:
 
     def __init__(self, number: int, network: Network, url: str, stack: ExitStack) -> None:
         settings = settings_of(1, tier_url=url, tier_namespace="model/1")
+        stack.callback(ObjectStoreWriter.unlink, settings.shm_name)  # it stays for the next start
         with network.entered(number):
             self.server = Server(settings, stack).attached()
         self.worker = Worker(settings, 0, self.server.handle, stack)
@@ -130,6 +131,7 @@ def test_the_second_host_processes_only_what_a_killed_tier_no_longer_gives(
 
 def test_the_others_go_on_when_a_worker_is_killed_and_its_successor_gets_every_image(stack: ExitStack) -> None:
     settings = settings_of(1, data_parallel_size=2)
+    stack.callback(ObjectStoreWriter.unlink, settings.shm_name)
     server = Server(settings, stack).attached()
     workers = [Worker(settings, rank, server.handle, stack) for rank in range(2)]
 
