@@ -80,15 +80,21 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint6
         rc = SHMS_ESYS;
     else if (!S_ISREG(st.st_mode) || st.st_dev != device || st.st_ino != inode)
         rc = SHMS_ENOSTORE;
-    else if ((rc = shms_segment_lock(&seg, SHMS_ROLE_WRITER)) == SHMS_OK && fstat(seg.fd, &st))
+    /* The owner's lock, which no joiner takes for a writer's; of an empty file the one that its creator takes first. */
+    else if ((seg.arena = st.st_size ? SHMS_OWNER : 0, rc = shms_segment_lock(&seg, SHMS_ROLE_OF_WRITER(seg.arena))) ==
+                 SHMS_OK &&
+             fstat(seg.fd, &st))
         rc = SHMS_ESYS;
     else if (rc == SHMS_OK && (uint64_t)st.st_size != size)
         rc = SHMS_ENOSTORE; /* empty when the caller looked, and finished since */
     SHMS_LOOK("remove");
     for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
-    if (rc == SHMS_OK && !shms_segment_unlink_last(&seg, 1)) /* only if it still names this file */
-        rc = SHMS_EWRITERACTIVE;
+    if (rc == SHMS_OK && !shms_segment_unlink_last(&seg, 1)) { /* only if it still names this file */
+        SHMS_LOOK("refused");
+        shms_segment_unlock(&seg, 1); /* tries again, as writers that close do: one may have closed meanwhile */
+        rc = shms_segment_named(&seg) ? SHMS_EWRITERACTIVE : SHMS_OK;
+    }
     shms_segment_close(&seg);
     return rc;
 }

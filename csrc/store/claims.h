@@ -19,7 +19,7 @@
 
 typedef struct shms_claims shms_claims;
 
-/* A claim; zeroed before it is taken. Whoever has it ends it once, in any thread. */
+/* A claim; zeroed before it is taken. Any thread may end it. */
 typedef struct shms_claim {
     shms_claims *of; /* NULL: ended */
     uint64_t byte; /* 0: it has none */

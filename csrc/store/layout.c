@@ -162,7 +162,7 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
     /* Pairs with the release in shms_segment_publish: the geometry was written before the stamp. */
     if (atomic_load_explicit(&sb->stamp, memory_order_acquire) != shms_layout_stamp())
         return SHMS_ELAYOUT;
-    shms_superblock copy; /* whoever maps the file for writing could change it between a check and a use */
+    shms_superblock copy; /* a process that maps the file for writing could change it between a check and a use */
     memcpy(&copy, sb, sizeof copy);
     const shms_layout *of = &copy.layout;
     if (of->page < 4096 || of->page > HUGE_PAGE || (of->page & (of->page - 1)) || of->n_readers > SHMS_MAX_READERS ||

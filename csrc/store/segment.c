@@ -386,7 +386,7 @@ static int open_unfinished(shms_segment *seg, int role) {
         if (rc != SHMS_ELAYOUT || stamp != 0)
             return rc;
         if (shms_segment_written(seg)) /* the creator is writer 0 or the owner */
-            return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
+            return role == SHMS_ROLE_WRITER && shms_segment_held(seg, role) ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
         if (!shms_segment_named(seg)) /* finished, and closed already */
             return SHMS_ENOSTORE;
         if (size == 0 && (role >= 0 || role == SHMS_ROLE_INSPECTOR))
@@ -592,7 +592,7 @@ void shms_segment_unlink(const shms_segment *seg) {
     errno = saved;
 }
 
-/* Removes the name, unless it is to stay. Whoever has the locks of all sees what each has stored before it unlocked. */
+/* Removes the name, unless it is to stay. The caller has the locks of all, so it sees what each has stored before it unlocked. */
 static void unlink_as(const shms_segment *seg, int unlinks) {
     for (uint32_t w = 0; unlinks == SHMS_AS_RECORDED && w < seg->layout.n_writers; w++)
         if (atomic_load_explicit(&shms_segment_writer(seg, w)->stays, memory_order_relaxed) == SHMS_BEYOND_CLOSE)

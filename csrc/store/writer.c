@@ -229,7 +229,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
     return SHMS_OK;
 }
 
-/* Records that the name stays longer. Whoever closes last has the locks of all, and then reads it. */
+/* Records that the name stays longer. The writer that closes last reads it, when it has the locks of all. */
 static void stay(struct shms_writer *w, enum shms_stays how) {
     if (shms_get(&w->seg.writer->stays) < (uint64_t)how)
         shms_set(&w->seg.writer->stays, how);
@@ -247,7 +247,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     if (!w)
         return SHMS_ENOMEM;
     bool keep_leases = !expected || !expected->end_leases;
-    /* while it is being created, arena 0 has a living writer, and the others have none yet */
+    /* while it is being created, arena 0 has a living writer, unless there is an owner; the others have none yet */
     int role = arena == 0 ? SHMS_ROLE_WRITER : SHMS_ROLE_OF_WRITER(1);
     int rc = options ? shms_segment_create(&w->seg, name, options) : shms_segment_open(&w->seg, name, role);
     if (rc) {
@@ -352,6 +352,7 @@ void shms_writer_free(shms_writer *w) {
 void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
 uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
+    w = has_no_arena(w) ? NULL : w;
     const shms_layout *l = w ? &w->seg.layout : NULL;
     place[0] = w ? l->capacity : 0;
     place[1] = w ? l->data_at + w->seg.arena * l->data_stride : 0;

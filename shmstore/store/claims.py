@@ -1,11 +1,12 @@
 """Who makes an object that several processes want: `find_or_claim` of writers and readers."""
 
 import time
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
 
 from shmstore.bindings import claims as native
 from shmstore.store.arguments import packed_key, seconds_of
+from shmstore.store.holds import Held
 
 _AGAIN = 0.003
 """Seconds between two looks of a wait; such a lock has no wait of its own."""
@@ -13,14 +14,14 @@ _AGAIN = 0.003
 Found = TypeVar("Found")
 
 
-class Claim:
+class Claim(Held):
     """The right to make the object of a key, until `end`, the end of a `with` block, or garbage.
 
-    Made by `find_or_claim`. It ends with its process, however that dies. Whoever has it need not be the one who puts.
-    It spares work and guards nothing: an object that two processes make is stored twice, and both are right.
+    Made by `find_or_claim`. It ends with its process, however that dies. Another process may put the object. It spares
+    work and guards nothing: an object that two processes make is stored twice, and both are right.
     """
 
-    __slots__ = ("__weakref__", "_claim", "key")
+    __slots__ = ("_claim", "key")
 
     def __init__(self, key: str, claim: Any) -> None:
         self.key = key
@@ -35,36 +36,26 @@ class Claim:
         """Let others make it; idempotent, in any thread."""
         native.end(self._claim)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Claim belongs to its process; let each process claim for itself")
-
     def __repr__(self) -> str:
         return f"<Claim on {self.key!r}>"
 
 
-class Claiming(Generic[Found]):
+class Claiming(ABC, Generic[Found]):
     """What readers and writers have in common: `find` of either, and claims."""
 
     _claims: native.Claims | None = None
 
+    @abstractmethod
     def find(self, key: str, *, namespace: str | None = None) -> Found | None:
         """Find the object of a key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _has(self, packed: bytes) -> bool:
-        """Say whether there is something to find; counts nothing, and raises StoreClosedError."""
-        raise NotImplementedError
+        """Say whether there is something to find; count nothing. Raises StoreClosedError."""
 
+    @abstractmethod
     def _open_claims(self) -> native.Claims:
-        raise NotImplementedError
+        """Open the claims of this process in the store."""
 
     def _the_claims(self) -> native.Claims:
         """Return the claims of this object, until it is closed."""

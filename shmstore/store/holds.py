@@ -1,5 +1,6 @@
 """What is held until it is ended: a lease of a writer, for a request that may read again, and the pin of a rank."""
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +13,28 @@ if TYPE_CHECKING:
     from shmstore.store.writer import ObjectStoreWriter
 
 
-class LeasedRef:
+class Held(ABC):
+    """What a process has until it ends it: a context manager that cannot be sent."""
+
+    __slots__ = ("__weakref__",)
+
+    @abstractmethod
+    def end(self) -> Any:
+        """Let it go; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} belongs to the process that has it; send the `ref` of what is stored")
+
+
+class LeasedRef(Held):
     """A reference whose lease ends with the request: by `end`, at the end of a `with` block, or as garbage if unsent.
 
     Made by `ObjectStoreWriter.hold`; send its `ref`. Readers may read the reference any number of times, and do not end
@@ -22,7 +44,7 @@ class LeasedRef:
     after the writer was closed.
     """
 
-    __slots__ = ("__weakref__", "_batch", "_writer", "ref")
+    __slots__ = ("_batch", "_writer", "ref")
 
     def __init__(self, writer: "ObjectStoreWriter", ref: ObjectRef, batch: Batch) -> None:
         self._writer = writer
@@ -44,22 +66,11 @@ class LeasedRef:
         finally:
             self._batch = None  # it would keep the store mapped
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a LeasedRef belongs to the writer's process; send its `ref`")
-
     def __repr__(self) -> str:
         return f"<LeasedRef {self.ref!r}>"
 
 
-class PinnedRef:
+class PinnedRef(Held):
     """A reference to an object that was found by key, and stays until `end`, the end of a `with` block, or garbage.
 
     Made by `ObjectStoreReader.find`. `ref` has no lease: any rank may `get` it while the object is there, and what it
@@ -67,7 +78,7 @@ class PinnedRef:
     dies. `end` may be called twice, and after the reader was closed.
     """
 
-    __slots__ = ("__weakref__", "_pin", "ref")
+    __slots__ = ("_pin", "ref")
 
     def __init__(self, packed: bytes, pin: Any) -> None:
         self._pin = pin  # its finalizer, which is C, unpins
@@ -76,17 +87,6 @@ class PinnedRef:
     def end(self) -> None:
         """Let the object go."""
         end_pin(self._pin)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a PinnedRef belongs to its reader's process; send its `ref`")
 
     def __repr__(self) -> str:
         return f"<PinnedRef {self.ref!r}>"

@@ -452,6 +452,44 @@ TEST(nobody_is_woken_who_does_not_wait_and_hits_wake_nobody) {
     end_all();
 }
 
+static void read_again(void) { shms_view_release(view_of(readers[0], refs[0])); } /* which makes no room */
+
+static uint64_t looks;
+static void count_looks(const char *label) {
+    if (strcmp(label, "F1"))
+        return;
+    looks++;
+    read_again();
+}
+
+static _Atomic bool busy;
+static void *read_on(void *none) {
+    while (busy)
+        read_again();
+    return none;
+}
+
+TEST(a_put_that_waits_beside_a_busy_reader_looks_twice_a_millisecond_at_most) {
+    pthread_t reader;
+    setup(1, 1);
+    fill_up();
+    view = view_of(readers[0], refs[0]);
+    waiter t = {.w = writers[A], .key = "new", .patience = 0.2};
+    double from = seconds();
+    busy = true;
+    shms_step_hook = count_looks;
+    CHECK_EQ(0, pthread_create(&reader, NULL, read_on, NULL));
+    run(&t);
+    busy = false;
+    pthread_join(reader, NULL);
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_EFULL, t.rc);
+    CHECK(looks > 2 && (double)looks < 2000 * (t.ended - from) + 4);
+    shms_batch_drop(t.w, &t.b);
+    shms_view_release(view);
+    end_all();
+}
+
 /* ---- the end of a wait ---- */
 
 static uint64_t refusals(void) { return shms_get(&writers[A]->seg.writer->counters[SHMS_C(refusals)]); }

@@ -192,3 +192,37 @@ TEST(an_owner_and_writers_die_in_any_order) {
         close(ready[0]), close(ready[1]);
     }
 }
+
+static shms_writer *came;
+static void join_now(const char *label) {
+    if (!strcmp(label, "remove")) {
+        shms_step_hook = NULL;
+        came = join(1, 0);
+    }
+}
+
+TEST(a_removal_that_is_refused_stops_no_writer_from_joining) {
+    shms_writer *owner = create(1, SHMS_OWNS);
+    shms_probe p = probe();
+    shms_step_hook = join_now;
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_segment_remove(name, p.device, p.inode, p.size, 0));
+    close_as(came, SHMS_AS_RECORDED);
+    close_as(owner, SHMS_AS_RECORDED);
+    CHECK(!there());
+}
+
+static void close_now(const char *label) {
+    if (!strcmp(label, "refused")) {
+        shms_step_hook = NULL;
+        close_as(came, SHMS_AS_RECORDED);
+        CHECK(there()); /* the removal has a lock, so this one was not the last */
+    }
+}
+
+TEST(a_writer_that_closes_beside_a_removal_and_the_removal_leave_no_name) {
+    came = create(2, 0);
+    shms_probe p = probe();
+    shms_step_hook = close_now;
+    CHECK_EQ(SHMS_OK, shms_segment_remove(name, p.device, p.inode, p.size, 0));
+    CHECK(!there());
+}
