@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -44,13 +45,17 @@ def main() -> None:
         """Start a worker for each number from `first` on that is its own; the pipe ends when it ends."""
         results, theirs = spawn.Pipe(duplex=False)
         arguments = owner.handle, index, range(first, COUNT, WORKERS), theirs, killed_at
-        spawn.Process(target=worker, args=arguments, daemon=True).start()
+        process = spawn.Process(target=worker, args=arguments, daemon=True)
+        process.start()
+        workers.callback(process.join)
+        workers.callback(process.terminate)  # if main ends early: before the owner closes, which removes the store
         theirs.close()
         return results
 
     with (
         ObjectStoreWriter.create(capacity=CAPACITY, n_readers=1, n_writers=WORKERS, writes=False) as owner,
         ObjectStoreReader.attach(owner.handle, rank=0) as reader,
+        ExitStack() as workers,
     ):
         pipes = [start(0, 0), start(1, 1, killed_at=15)]
         for first in range(0, COUNT, BATCH):

@@ -87,3 +87,12 @@ def test_the_workers_of_the_pipeline_end_if_main_is_killed() -> None:
     assert -signal.SIGKILL == running.returncode
     assert pipeline.WORKERS == err.count("BrokenPipeError: ")
     assert not [*SHM.glob(f"*-{running.pid}-*")]
+
+
+def test_the_store_of_the_pipeline_goes_if_main_ends_early() -> None:
+    program = "from examples import pipeline; pipeline.COUNT = 4000; pipeline.print = lambda *_: 1 / 0; pipeline.main()"
+    running = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    with running:
+        _, err = running.communicate(timeout=50)
+    assert "ZeroDivisionError" in err
+    assert not [*SHM.glob(f"*-{running.pid}-*")]

@@ -40,7 +40,9 @@ def int_of(name: str, value: Any, low: int, high: int, what: str = "an int") -> 
 def seconds_of(name: str, value: Any) -> float:
     """Return `value` as seconds; TypeError or ValueError, which name the argument, if it is not a number from 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+        raise TypeError(
+            f"{name} must be a number of seconds, not {type(value).__name__} (hint: float('inf') has no end)"
+        )
     if not value >= 0:  # also true for a NaN
         raise ValueError(f"{name} must be at least 0 seconds, not {shown(value)}")
     return float(value)

@@ -359,7 +359,7 @@ class Openable(Closable):
         """Close the store; idempotent. What `create` made goes with its last writer, what `open` had stays.
 
         If the last one closes with `unlink` True, the store goes in either case, and with False it stays for `open`;
-        an owner without an arena cannot have it stay.
+        an owner without an arena cannot have a store of a generated name stay.
         Readers keep what they have; views stay valid.
         """
         if self._open:

@@ -106,7 +106,7 @@ def _writers(inspector: Inspector, arenas: Iterable[int]) -> list[int]:
 
 def _processes(pids: Iterable[int]) -> str:
     """Return the processes in words; "" for none."""
-    found = list(pids)
+    found = list(dict.fromkeys(pids))
     return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
 
 
