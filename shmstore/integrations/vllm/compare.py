@@ -3,7 +3,7 @@
     python -m shmstore.integrations.vllm.compare vllm-0.33.0-*.whl
 
 prints a line for each wheel: what is known, or the first difference. The plug-in asks the same before it changes
-anything, and so does whatever puts one of our managers in the place of vLLM's.
+anything, and so do our managers and the connector.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
-from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, KV_CACHE, Known
+from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, ENCODER_CONNECTOR, KV_CACHE, Known
 
 _Scope = ast.ClassDef | ast.FunctionDef
 _METHOD = re.compile(r"(\w+)(\??)\(([^)]*)\)")
@@ -164,14 +164,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("wheels", nargs="+", metavar="WHEEL")
     differs = False
-    print("| vLLM | caches | KV-cache manager | encoder-cache manager |\n|---|---|---|---|")
+    print("| vLLM | caches | KV-cache manager | encoder-cache manager | encoder connector |\n|---|---|---|---|---|")
     for path in parser.parse_args(arguments).wheels:
         try:
             wheel = _Wheel(path)
             version, sources = wheel.version, Sources(wheel.read)
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             parser.error(f"{path} is not a wheel of vLLM: {error}")
-        found = [difference(sources, known) for known in (CACHES, KV_CACHE, ENCODER_CACHE)]
+        found = [difference(sources, known) for known in (CACHES, KV_CACHE, ENCODER_CACHE, ENCODER_CONNECTOR)]
         differs |= any(found)
         print("| " + " | ".join([version, *(what or "as known" for what in found)]) + " |")
     return int(differs)

@@ -12,10 +12,20 @@ from typing import Any
 import vllm.v1.core.encoder_cache_manager as _vllm
 
 from shmstore.integrations.vllm import compare
+from shmstore.integrations.vllm.encoder import scope
 from shmstore.integrations.vllm.known import ENCODER_CACHE
 from shmstore.scheduler import EncoderCacheManager
 
 _log = logging.getLogger("vllm.shmstore")
+
+
+class FollowedManager(_vllm.EncoderCacheManager):  # type: ignore[misc]
+    """vLLM's own manager, for `ShmstoreECConnector`, which vLLM does not tell when the weights change."""
+
+    def reset(self) -> None:
+        """Forget all outputs, also those in the store."""
+        super().reset()
+        scope.turn()
 
 
 class EncoderManager:
@@ -36,7 +46,7 @@ class EncoderManager:
             theirs: Any = _vllm.EncoderDecoderCacheManager
         else:
             problem = compare.difference(compare.installed(), ENCODER_CACHE)
-            theirs = _vllm.EncoderCacheManager
+            theirs = FollowedManager
         if problem is None:
             _log.info("vLLM's scheduler uses the encoder-cache manager of shmstore")
             return cls(cache_size)
@@ -57,6 +67,11 @@ class EncoderManager:
         """Return the size of the entry that is cached under item i's hash, or None."""
         mm_hash = request.mm_features[i].identifier
         return self._ours._sizes[mm_hash] if mm_hash in self._ours.cached else None
+
+    def reset(self) -> None:
+        """Forget all outputs, also those in the store: the weights have changed."""
+        self._ours.reset()
+        scope.turn()
 
     def get_manager_metadata(self) -> None:
         """Return nothing: the workers need not be told."""

@@ -142,3 +142,38 @@ ENCODER_CACHE = (
     ),
 )
 """For the encoder-cache manager, in 0.31 to 0.33."""
+
+ENCODER_CONNECTOR = (
+    Known(
+        "distributed/ec_transfer/ec_connector/base.py",
+        "ECConnectorBase",
+        """__init__(self vllm_config role) bind_connector_metadata(self connector_metadata)
+        build_connector_meta(self scheduler_output) build_connector_worker_meta(self)
+        build_ec_connector_stats(cls data)
+        build_prom_metrics(cls vllm_config metric_types labelnames per_engine_labelvalues)
+        clear_connector_metadata(self) ensure_cache_available(self request num_computed_tokens)
+        get_ec_connector_stats(self) get_finished(self finished_req_ids) has_cache_item(self identifier)
+        has_pending_push_work(self) is_consumer(self) is_producer(self) register_caches(self ec_caches)
+        request_finished(self request) role(self) save_caches(self encoder_cache mm_hash) shutdown(self)
+        start_load_caches(self encoder_cache) start_save_caches(self) start_worker_services(self)
+        take_unavailable_requests(self) update_connector_output(self connector_output)
+        update_state_after_alloc(self request index) update_state_after_free(self request index)""",
+    ),
+    Known(
+        "v1/worker/ec_connector_model_runner_mixin.py",
+        "ECConnectorModelRunnerMixin",
+        """maybe_get_ec_connector_output(scheduler_output encoder_cache)
+        maybe_save_ec_to_connector(encoder_cache mm_hash)""",
+    ),
+    Known(
+        "v1/core/sched/scheduler.py",
+        "Scheduler",
+        reads=(
+            "ec_connector",
+            """build_connector_meta ensure_cache_available get_ec_connector_stats has_cache_item has_pending_push_work
+            request_finished shutdown take_unavailable_requests update_connector_output update_state_after_alloc
+            update_state_after_free""",
+        ),
+    ),
+)
+"""For the connector of encoder outputs, in 0.31 to 0.33."""

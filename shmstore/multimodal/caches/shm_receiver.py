@@ -37,12 +37,12 @@ _PATIENCE = 3
 """How often a reader asks for an object whose writer was stopped; it waits a second each time."""
 
 
-def get_patiently(reader: ObjectStoreReader, ref: ObjectRef, copy: bool = False) -> Any:
-    """Return `reader.get(ref, copy)`, and ask again if the writer was stopped while it decided."""
+def get_patiently(reader: ObjectStoreReader, ref: ObjectRef, copy: bool = False, **options: Any) -> Any:
+    """Return `reader.get(ref, copy, ...)`, and ask again if the writer was stopped while it decided."""
     for _ in range(_PATIENCE - 1):
         with suppress(ObjectBusyError):
-            return reader.get(ref, copy)
-    return reader.get(ref, copy)
+            return reader.get(ref, copy, **options)
+    return reader.get(ref, copy, **options)
 
 
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):

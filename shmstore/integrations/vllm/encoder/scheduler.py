@@ -1,0 +1,208 @@
+"""The scheduler's side of the connector: it finds stored outputs by key, and claims those that its engine will make.
+
+What it holds belongs to one step: it is taken when vLLM asks about a request, and let go when the step is built without
+it, or when the first worker reports that step. So allocations and frees of vLLM need not pair, and a request that ends
+somewhere leaves nothing. All of it falls with the process.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from typing import Any
+
+from shmstore.integrations.vllm.encoder import scope
+from shmstore.integrations.vllm.encoder.messages import Report, Step
+from shmstore.integrations.vllm.encoder.settings import START, Settings
+from shmstore.store import ObjectStoreReader
+from shmstore.store.claims import Claim
+from shmstore.store.holds import PinnedRef
+
+_BRAKE = 0.004
+"""Seconds of rest after an empty step in which a request waits; else the engine asks a thousand times a second."""
+_HASH = re.compile("[0-9a-f]{64}")
+
+
+class SchedulerSide:
+    """What one engine's scheduler knows of the store. vLLM calls it from one thread."""
+
+    def __init__(self, settings: Settings, namespace: str) -> None:
+        self._settings = settings
+        self._scope = namespace
+        self._namespace = namespace + scope.turned()
+        self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START)
+        self._keys: dict[str, str] = {}  # of the request that was asked about last, by identifier
+        self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
+        self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item
+        self._loads: dict[str, PinnedRef] = {}  # allocated, and not yet sent to the workers, by identifier
+        self._under_way: dict[int, list[PinnedRef | Claim]] = {}  # by step, until the first worker reports it
+        self._making: set[str] = set()  # the keys of the claims among these
+        self._local: set[str] = set()  # identifiers in vLLM's own encoder cache
+        self._since: dict[str, float] = {}  # when a request first waited
+        self._lost: set[str] = set()  # requests that cannot be served
+        self._deferred = False
+        self._number = 0
+        self._figures: Counter[str] = Counter()
+
+    # ---- what vLLM asks of a request
+
+    def ensure(self, request: Any, computed: int) -> bool:
+        """Hold or claim what the request will need; False if another engine is making it, so that it waits.
+
+        vLLM asks in each step about each running request that has items.
+        """
+        last = request.mm_features[-1].mm_position
+        if last.offset + last.length <= computed:
+            return True
+        if self._namespace != (now := self._scope + scope.turned()):
+            self._namespace = now
+            self._local.clear()
+        self._keys = {}
+        claimed: list[str] = []
+        for feature in request.mm_features:
+            identifier, place = feature.identifier, feature.mm_position
+            if place.offset + place.length <= computed or (key := self._key(feature)) is None:
+                continue
+            if self._keys.setdefault(identifier, key) != key:
+                self._keys[identifier] = ""  # one name for two items; vLLM refuses the request
+            if identifier in self._local:
+                self._touch(key)
+            elif key not in self._held and key not in self._making:
+                held = self._take(key)
+                if held is not None:
+                    self._held[key] = held
+                    if isinstance(held, Claim):
+                        claimed.append(key)
+                elif self._may_wait(request.request_id):
+                    return self._defer(claimed)
+                if feature.data is None and not isinstance(held, PinnedRef):
+                    self._lost.add(request.request_id)  # its client relies on the store, and nobody can encode it
+                    return self._defer(claimed)
+        return True
+
+    def _key(self, feature: Any) -> str | None:
+        """Return the key of an item; None if its output is not shared.
+
+        The number of embeddings is a part: under a name that a client has given, another picture may come, and vLLM
+        ends if an output does not fill its place.
+        """
+        identifier = feature.identifier
+        if feature.modality == "prompt_embeds" or not (self._settings.share_uuids or _HASH.fullmatch(identifier)):
+            return None
+        return f"{identifier}/{feature.mm_position.get_num_embeds()}"
+
+    def _touch(self, key: str) -> None:
+        """Count a use, which vLLM's own cache hides from the store."""
+        if (found := self._reader.find(key, namespace=self._namespace)) is not None:
+            found.end()
+
+    def _take(self, key: str) -> PinnedRef | Claim | None:
+        if self._settings.single_flight:
+            return self._reader.find_or_claim(key, namespace=self._namespace)
+        return self._reader.find(key, namespace=self._namespace)
+
+    def _may_wait(self, request_id: str) -> bool:
+        if not self._settings.single_flight:
+            return False
+        now = time.monotonic()
+        if request_id not in self._since:
+            self._since[request_id] = now
+            self._figures["deferred"] += 1
+        return now - self._since[request_id] < self._settings.wait_s
+
+    def _defer(self, claimed: list[str]) -> bool:
+        """Give back what was claimed, because a request that waits must not let others wait; return False."""
+        for key in claimed:
+            self._held.pop(key).end()
+        self._deferred = True
+        return False
+
+    def has(self, identifier: str) -> bool:
+        """Return whether the output is stored; it is held from now on, since a load that fails ends the engine.
+
+        The item is one of the request that `ensure` was asked about last.
+        """
+        key = self._keys.get(identifier)
+        if not key:
+            return False
+        held = self._held.get(key)
+        if held is None and (held := self._reader.find(key, namespace=self._namespace)) is not None:
+            self._held[key] = held
+        return isinstance(held, PinnedRef)
+
+    def allocate(self, request: Any, index: int) -> None:
+        """Note that vLLM keeps a place for the item, which this step loads or encodes, unless it is preempted."""
+        self._allocated.append((request.request_id, index, request.mm_features[index]))
+
+    def finish(self, request: Any) -> None:
+        """Forget a request, however it ended."""
+        self._since.pop(request.request_id, None)
+        self._lost.discard(request.request_id)
+
+    def lost(self) -> set[str]:
+        """Return the requests that must fail, because an item is not in the store and its client has sent no data."""
+        lost, self._lost = self._lost, set()
+        return lost
+
+    # ---- a step
+
+    def build(self, output: Any) -> Step:
+        """Return what the workers do in this step, and let go what it does not need."""
+        for identifier in output.free_encoder_mm_hashes:
+            self._local.discard(identifier)
+            if (pin := self._loads.pop(identifier, None)) is not None:
+                pin.end()
+        step = Step(self._number, self._namespace)
+        under_way: list[PinnedRef | Claim] = []
+        for request_id, index, feature in self._allocated:
+            self._local.add(feature.identifier)
+            key = self._key(feature)
+            held = self._held.pop(key, None) if key else None
+            if isinstance(held, PinnedRef):
+                self._loads[feature.identifier] = held
+                self._figures["hits"] += 1
+            elif index in output.scheduled_encoder_inputs.get(request_id, ()):
+                self._figures["encoded"] += 1
+                if key:
+                    step.saves[feature.identifier] = key
+                if held is not None:
+                    under_way.append(held)
+                    self._making.add(held.key)
+                elif key and self._settings.single_flight:
+                    self._figures["waited_in_vain"] += 1
+            elif held is not None:
+                held.end()
+        for held in self._held.values():
+            held.end()
+        self._held.clear()
+        self._allocated.clear()
+        if output.total_num_scheduled_tokens:
+            step.loads = {identifier: pin.ref for identifier, pin in self._loads.items()}
+            under_way += self._loads.values()
+            self._loads = {}
+        elif self._deferred:  # no worker sees an empty step
+            time.sleep(_BRAKE)
+        self._deferred = False
+        if under_way:
+            self._under_way[self._number] = under_way
+        self._number += 1
+        return step
+
+    def end(self, report: Report) -> None:
+        """Let go what the steps held that the first worker has done."""
+        for number in report.done:
+            for held in self._under_way.pop(number, ()):
+                if isinstance(held, Claim):
+                    self._making.discard(held.key)
+                held.end()
+        self._figures += report.figures
+
+    def figures(self) -> Counter[str]:
+        """Return what was counted since the last call."""
+        figures, self._figures = self._figures, Counter()
+        return figures
+
+    def close(self) -> None:
+        """Let go everything."""
+        self._reader.close()

@@ -1,0 +1,109 @@
+"""The workers' side of the connector: each rank of the first stage loads, and the first of them stores."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+from shmstore.errors import ObjectExistsError, ShmStoreError, WriterActiveError
+from shmstore.integrations.vllm.encoder.messages import Report, Step
+from shmstore.integrations.vllm.encoder.settings import START, Settings
+from shmstore.multimodal.caches.shm_receiver import get_patiently
+from shmstore.serde import TensorSpec
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+
+KIND = "encoder"
+_OUTPUT = 256 << 10
+"""The bytes of a small encoder output; the store has an entry for each that fits."""
+
+_log = logging.getLogger("vllm.shmstore")
+
+
+def open_store(settings: Settings) -> ObjectStoreWriter | None:
+    """Open the store, or make it; None if as many engines store as it has parts."""
+    capacity = int(settings.capacity_gb * 2**30)
+    quota = None if settings.quota_gb is None else {KIND: int(settings.quota_gb * 2**30)}
+    try:
+        writer = ObjectStoreWriter.open(
+            settings.store,
+            capacity=capacity,
+            max_objects=max(256, capacity // _OUTPUT),
+            n_readers=settings.readers,
+            n_writers=settings.engines,
+            quotas=quota,
+            on_mismatch="raise",
+        )
+    except WriterActiveError as error:
+        _log.warning("encoder outputs are read from store %s, and none are stored: %s", settings.store, error)
+        return None
+    _log.info("encoder outputs go through store %s of shmstore; it has %d", settings.store, len(writer))
+    return writer
+
+
+class WorkerSide:
+    """What one worker has of the store. The stages behind the first neither encode nor load."""
+
+    def __init__(self, settings: Settings, device: str, *, stores: bool) -> None:
+        self._first = get_tp_group().rank_in_group == 0
+        self._device = device
+        self._views = settings.read == "views"
+        self._figures: Counter[str] = Counter()
+        self._warned = False
+        self._writer: ObjectStoreWriter | None = None
+        self._reader: ObjectStoreReader | None = None
+        if get_pp_group().is_first_rank:
+            if stores and self._first:
+                self._writer = open_store(settings)
+            self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START)
+
+    def load(self, step: Step, cache: dict[str, Any]) -> None:
+        """Put the outputs of this step into vLLM's cache; the scheduler holds them meanwhile."""
+        for identifier, ref in step.loads.items():
+            if identifier not in cache:
+                cache[identifier] = self._read(ref)
+
+    def _read(self, ref: Any) -> Any:
+        assert self._reader is not None
+        if self._device == "cuda":
+            return get_patiently(self._reader, ref, device=self._device)
+        output = get_patiently(self._reader, ref, copy=not self._views)
+        return output if self._device == "cpu" else output.to(self._device)
+
+    def save(self, step: Step, identifier: str, output: Any) -> None:
+        """Store an output that the scheduler wants stored."""
+        key = step.saves.get(identifier)
+        if self._writer is None or key is None:
+            return
+        template = TensorSpec(output.shape, output.dtype)
+        try:
+            with self._writer.reserve(key, template, kind=KIND, namespace=step.namespace) as place:
+                place.copy_(output)  # contiguous, though it may be a view of a batch
+        except ObjectExistsError:
+            return
+        except ShmStoreError as error:  # full or too large: the engine goes on without
+            self._figures["refused"] += 1
+            if not self._warned:
+                self._warned = True
+                _log.warning("an encoder output was not stored, and others may not be: %s", error)
+            return
+        self._figures["stored"] += 1
+        self._figures["stored_bytes"] += output.nbytes
+
+    def report(self, step: Step) -> Report | None:
+        """Return what the scheduler is told after the step, by the first worker.
+
+        When its output comes, the others have loaded, too: they compute together.
+        """
+        if not self._first or not (step.loads or step.saves):
+            return None
+        figures, self._figures = self._figures, Counter()
+        return Report([step.number], figures)
+
+    def close(self) -> None:
+        """Close the store, which stays."""
+        for one in (self._reader, self._writer):
+            if one is not None:
+                one.close()

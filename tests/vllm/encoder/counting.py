@@ -1,0 +1,45 @@
+"""A plug-in of vLLM that counts what the encoder makes; engines find it by an entry point that `environment` writes."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+CALLS, SECONDS = "ENCODER_CALLS", "ENCODER_SECONDS"
+"""The variables with the file that has a byte for each item, and with how long each takes."""
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+
+
+def environment(folder: Path, *, seconds: float = 0) -> dict[str, str]:
+    """Return what an engine's environment needs, so that its calls are counted in this folder."""
+    about = folder / "encoder_calls-1.dist-info"
+    about.mkdir(exist_ok=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: encoder_calls\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\nencoder_calls = {__name__}:register\n")
+    (folder / "calls").touch()
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", CALLS: str(folder / "calls"), SECONDS: str(seconds)}
+
+
+def calls(folder: Path) -> int:
+    """Return how many items the encoders of all engines of this folder have begun."""
+    return (folder / "calls").stat().st_size
+
+
+def register() -> None:
+    """Count in this process, if it is one with an encoder."""
+    from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration as Model
+
+    real = Model.embed_multimodal
+
+    def counted(self: Any, **given: Any) -> Any:
+        items = sum(len(given[name]) for name in ("image_grid_thw", "video_grid_thw") if given.get(name) is not None)
+        with open(os.environ[CALLS], "ab") as file:
+            file.write(b"." * items)
+        time.sleep(float(os.environ[SECONDS]) * items)
+        return real(self, **given)
+
+    if not hasattr(real, "__wrapped__"):
+        counted.__wrapped__ = real  # type: ignore[attr-defined]
+        Model.embed_multimodal = counted
