@@ -79,6 +79,7 @@ class Engine:
         self.drafts = config.num_speculative_tokens if not config.scheduler_config.async_scheduling else 0
         self.under_way: deque[tuple[Any, dict[str, int]]] = deque()
         self.tokens: dict[str, list[int]] = {}
+        self.stats: dict[str, Any] | None = None
 
     def add(
         self, name: str, prompt: list[int], max_tokens: int, images: Images = (), data: Any = None, **about: Any
@@ -111,6 +112,7 @@ class Engine:
             if not scheduler.requests[name].is_prefill_chunk
         }
         said = plain(output)
+        self.stats = None
         self.under_way.append((output, places))
         if len(self.under_way) < self.depth and output.total_num_scheduled_tokens:
             return said, None
@@ -139,6 +141,7 @@ class Engine:
                 )
             if outputs.scheduler_stats:
                 stats = outputs.scheduler_stats
+                self.stats = stats.ec_connector_stats
                 out["stats"] = (
                     stats.kv_cache_usage,
                     vars(stats.prefix_cache_stats) | {"hits_by_source": {}},

@@ -7,19 +7,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-CALLS, SECONDS = "ENCODER_CALLS", "ENCODER_SECONDS"
-"""The variables with the file that has a byte for each item, and with how long each takes."""
+CALLS, HOLD = "ENCODER_CALLS", "ENCODER_HOLD"
+"""The variables with the file that has a byte for each item, and with the one that holds an encoder while it exists."""
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 
-def environment(folder: Path, *, seconds: float = 0) -> dict[str, str]:
+def environment(folder: Path, hold: str = "hold") -> dict[str, str]:
     """Return what an engine's environment needs, so that its calls are counted in this folder."""
     about = folder / "encoder_calls-1.dist-info"
     about.mkdir(exist_ok=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: encoder_calls\nVersion: 1\n")
     (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\nencoder_calls = {__name__}:register\n")
     (folder / "calls").touch()
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", CALLS: str(folder / "calls"), SECONDS: str(seconds)}
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", CALLS: str(folder / "calls"), HOLD: str(folder / hold)}
 
 
 def calls(folder: Path) -> int:
@@ -37,7 +37,8 @@ def register() -> None:
         items = sum(len(given[name]) for name in ("image_grid_thw", "video_grid_thw") if given.get(name) is not None)
         with open(os.environ[CALLS], "ab") as file:
             file.write(b"." * items)
-        time.sleep(float(os.environ[SECONDS]) * items)
+        while os.path.exists(os.environ[HOLD]):
+            time.sleep(0.02)
         return real(self, **given)
 
     if not hasattr(real, "__wrapped__"):

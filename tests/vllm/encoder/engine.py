@@ -32,10 +32,10 @@ def connector(store: str, **options: Any) -> dict[str, Any]:
 class Engine:
     """An engine, which answers what it is asked, and its process group."""
 
-    def __init__(self, model: Path, folder: Path, *, seconds: float = 0, **settings: Any) -> None:
+    def __init__(self, model: Path, folder: Path, **settings: Any) -> None:
         common = {"cache": "lru", "disable_log_stats": True}
         self.log = folder / f"engine-{os.urandom(3).hex()}.log"
-        env = os.environ | counting.environment(folder, seconds=seconds) | {"SHMSTORE_VLLM": "0"}
+        env = os.environ | counting.environment(folder) | {"SHMSTORE_VLLM": "0"}
         command = [sys.executable, "-m", "tests.vllm.encoder.engine", str(model), json.dumps(common | settings)]
         self._down, down = os.pipe()
         with self.log.open("wb") as log:
@@ -118,7 +118,7 @@ def main(model: str, settings: str, answers: str) -> None:
     given = json.loads(settings)
     with (
         os.fdopen(int(answers), "w") as out,
-        offline(Path(model), given.pop("mm_processor_cache_type"), **given) as one,
+        offline(Path(model), given.pop("cache"), **given) as one,
     ):
 
         def say(what: Any) -> None:

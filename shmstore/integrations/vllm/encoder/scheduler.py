@@ -1,8 +1,8 @@
 """The scheduler's side of the connector: it finds stored outputs by key, and claims those that its engine will make.
 
 What it holds belongs to one step: it is taken when vLLM asks about a request, and let go when the step is built without
-it, or when the first worker reports that step. So allocations and frees of vLLM need not pair, and a request that ends
-somewhere leaves nothing. All of it falls with the process.
+it, or when the first worker reports that step. So allocations and frees of vLLM need not pair, a request that ends
+somewhere leaves nothing, and one that waits lets nobody wait. All of it falls with the process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 import time
 from collections import Counter
 from typing import Any
+
+from vllm.v1.request import RequestStatus
 
 from shmstore.integrations.vllm.encoder import scope
 from shmstore.integrations.vllm.encoder.messages import Report, Step
@@ -37,7 +39,6 @@ class SchedulerSide:
         self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item
         self._loads: dict[str, PinnedRef] = {}  # allocated, and not yet sent to the workers, by identifier
         self._under_way: dict[int, list[PinnedRef | Claim]] = {}  # by step, until the first worker reports it
-        self._making: set[str] = set()  # the keys of the claims among these
         self._local: set[str] = set()  # identifiers in vLLM's own encoder cache
         self._since: dict[str, float] = {}  # when a request first waited
         self._lost: set[str] = set()  # requests that cannot be served
@@ -52,50 +53,49 @@ class SchedulerSide:
 
         vLLM asks in each step about each running request that has items.
         """
-        last = request.mm_features[-1].mm_position
-        if last.offset + last.length <= computed:
+        last, running = request.mm_features[-1].mm_position, request.status == RequestStatus.RUNNING
+        if running and last.offset + last.length <= computed:
             return True
         if self._namespace != (now := self._scope + scope.turned()):
             self._namespace = now
             self._local.clear()
         self._keys = {}
-        claimed: list[str] = []
         for feature in request.mm_features:
             identifier, place = feature.identifier, feature.mm_position
-            if place.offset + place.length <= computed or (key := self._key(feature)) is None:
+            if not (key := self._key(feature)):
                 continue
-            if self._keys.setdefault(identifier, key) != key:
-                self._keys[identifier] = ""  # one name for two items; vLLM refuses the request
-            if identifier in self._local:
-                self._touch(key)
-            elif key not in self._held and key not in self._making:
+            covered = place.offset + place.length <= computed
+            if not covered:
+                self._keys.setdefault(identifier, key)
+            if covered or identifier in self._local:
+                if not running:
+                    self._touch(key)
+            elif key not in self._held:
                 held = self._take(key)
                 if held is not None:
                     self._held[key] = held
-                    if isinstance(held, Claim):
-                        claimed.append(key)
                 elif self._may_wait(request.request_id):
-                    return self._defer(claimed)
+                    self._deferred = True
+                    return False
                 if feature.data is None and not isinstance(held, PinnedRef):
                     self._lost.add(request.request_id)  # its client relies on the store, and nobody can encode it
-                    return self._defer(claimed)
+                    return False
         return True
 
-    def _key(self, feature: Any) -> str | None:
-        """Return the key of an item; None if its output is not shared.
+    def _key(self, feature: Any) -> str:
+        """Return the key of an item; an empty one if its output is not shared.
 
         The number of embeddings is a part: under a name that a client has given, another picture may come, and vLLM
         ends if an output does not fill its place.
         """
         identifier = feature.identifier
         if feature.modality == "prompt_embeds" or not (self._settings.share_uuids or _HASH.fullmatch(identifier)):
-            return None
+            return ""
         return f"{identifier}/{feature.mm_position.get_num_embeds()}"
 
     def _touch(self, key: str) -> None:
-        """Count a use, which vLLM's own cache hides from the store."""
-        if (found := self._reader.find(key, namespace=self._namespace)) is not None:
-            found.end()
+        """Count a use, which vLLM's own caches hide from the store."""
+        self._reader.find(key, namespace=self._namespace)  # garbage is let go
 
     def _take(self, key: str) -> PinnedRef | Claim | None:
         if self._settings.single_flight:
@@ -110,13 +110,6 @@ class SchedulerSide:
             self._since[request_id] = now
             self._figures["deferred"] += 1
         return now - self._since[request_id] < self._settings.wait_s
-
-    def _defer(self, claimed: list[str]) -> bool:
-        """Give back what was claimed, because a request that waits must not let others wait; return False."""
-        for key in claimed:
-            self._held.pop(key).end()
-        self._deferred = True
-        return False
 
     def has(self, identifier: str) -> bool:
         """Return whether the output is stored; it is held from now on, since a load that fails ends the engine.
@@ -151,16 +144,16 @@ class SchedulerSide:
         """Return what the workers do in this step, and let go what it does not need."""
         for identifier in output.free_encoder_mm_hashes:
             self._local.discard(identifier)
-            if (pin := self._loads.pop(identifier, None)) is not None:
-                pin.end()
+            self._loads.pop(identifier, None)
         step = Step(self._number, self._namespace)
         under_way: list[PinnedRef | Claim] = []
         for request_id, index, feature in self._allocated:
             self._local.add(feature.identifier)
             key = self._key(feature)
-            held = self._held.pop(key, None) if key else None
+            held = self._held.get(key)
             if isinstance(held, PinnedRef):
                 self._loads[feature.identifier] = held
+                del self._held[key]
                 self._figures["hits"] += 1
             elif index in output.scheduled_encoder_inputs.get(request_id, ()):
                 self._figures["encoded"] += 1
@@ -168,11 +161,9 @@ class SchedulerSide:
                     step.saves[feature.identifier] = key
                 if held is not None:
                     under_way.append(held)
-                    self._making.add(held.key)
+                    del self._held[key]
                 elif key and self._settings.single_flight:
                     self._figures["waited_in_vain"] += 1
-            elif held is not None:
-                held.end()
         for held in self._held.values():
             held.end()
         self._held.clear()
@@ -193,8 +184,6 @@ class SchedulerSide:
         """Let go what the steps held that the first worker has done."""
         for number in report.done:
             for held in self._under_way.pop(number, ()):
-                if isinstance(held, Claim):
-                    self._making.discard(held.key)
                 held.end()
         self._figures += report.figures
 
