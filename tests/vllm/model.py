@@ -56,8 +56,8 @@ def make_tokenizer(folder: Path) -> dict[str, Any]:
     return ids
 
 
-def make_model(folder: Path) -> Path:
-    """Make the model's folder if it is not there, and return it."""
+def make_model(folder: Path, **encoder: int) -> Path:
+    """Make the model's folder if it is not there, and return it; `encoder` replaces sizes of the vision part."""
     if (folder / "made").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +74,7 @@ def make_model(folder: Path) -> Path:
     }
     vision |= {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3, "in_chans": 3}
     vision |= {"window_size": 112, "fullatt_block_indexes": [], "tokens_per_second": 2, "model_type": "qwen2_5_vl"}
+    vision |= encoder
     text: dict[str, Any] = {
         "vocab_size": 256 + len(SPECIAL),
         "hidden_size": 128,

@@ -1,0 +1,141 @@
+"""What the connector refuses at the start, and what makes two engines share outputs."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import vllm
+from vllm.config import ECTransferConfig
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+
+from shmstore.integrations.vllm import compare
+from shmstore.integrations.vllm.encoder import ShmstoreECConnector, scope
+from shmstore.integrations.vllm.encoder.settings import Settings
+from shmstore.integrations.vllm.known import ENCODER_CONNECTOR
+from tests.vllm.conftest import change
+from tests.vllm.encoder.engine import connector
+from tests.vllm.lockstep import vllm_config
+
+
+@pytest.fixture
+def config(model: Path) -> Any:
+    transfer = ECTransferConfig(**connector("none"))
+    return vllm_config(model, 40, skip_tokenizer_init=False, ec_transfer_config=transfer)
+
+
+def test_this_vllm_is_known_and_another_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compare.difference(compare.installed(), ENCODER_CONNECTOR) is None
+    file = ENCODER_CONNECTOR[0].file
+    change(monkeypatch, file, "def has_cache_item(", "def has_item(")
+    with pytest.raises(RuntimeError, match="has_cache_item"):
+        ShmstoreECConnector(config, ECConnectorRole.SCHEDULER)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ({"store": 1}, TypeError, "store"),
+        ({"capacity_gb": "16"}, TypeError, "capacity_gb"),
+        ({"capacity_gb": True}, TypeError, "capacity_gb"),
+        ({"capacity_gb": 0}, ValueError, "capacity_gb"),
+        ({"engines": 1.5}, TypeError, "engines"),
+        ({"readers": -1}, ValueError, "readers"),
+        ({"single_flight": 1}, TypeError, "single_flight"),
+        ({"read": "until_step"}, ValueError, "read"),
+        ({"capacity": 16}, ValueError, "capacity"),
+    ],
+)
+def test_a_wrong_option_is_named(config: Any, options: dict[str, Any], error: type[Exception], named: str) -> None:
+    config.ec_transfer_config.ec_connector_extra_config |= options
+    with pytest.raises(error, match=rf"\b{named}\b"):
+        Settings.of(config)
+
+
+@pytest.mark.parametrize("name", ["store", "capacity_gb"])
+def test_a_missing_option_is_named(config: Any, name: str) -> None:
+    del config.ec_transfer_config.ec_connector_extra_config[name]
+    with pytest.raises(ValueError, match=name):
+        Settings.of(config)
+
+
+def set_to(path: str, value: Any) -> Callable[[Any], None]:
+    def work(config: Any) -> None:
+        *holders, name = path.split(".")
+        for holder in holders:
+            config = getattr(config, holder)
+        object.__setattr__(config, name, value)
+
+    return work
+
+
+class _Lora:
+    enable_tower_connector_lora = True
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("lora_config", _Lora(), "enable_tower_connector_lora"),
+        ("parallel_config.nnodes", 2, "one host"),
+        ("parallel_config.distributed_executor_backend", "ray", "ray"),
+        ("parallel_config.distributed_executor_backend", "external_launcher", "external_launcher"),
+        ("model_config.is_encoder_decoder", True, "encoder-decoder"),
+        ("model_config.multimodal_config", None, "no encoder"),
+    ],
+)
+def test_an_engine_that_cannot_be_served_is_refused(config: Any, path: str, value: Any, named: str) -> None:
+    set_to(path, value)(config)
+    with pytest.raises(ValueError, match=named):
+        Settings.of(config)
+
+
+MEDIA = "model_config.multimodal_config"
+DIFFERENT: dict[str, Callable[[Any], None]] = {
+    "revision": set_to("model_config.revision", "1234"),
+    "code revision": set_to("model_config.code_revision", "1234"),
+    "commit": set_to("model_config.hf_config._commit_hash", "1234"),
+    "override": set_to("model_config.hf_config.vision_config.depth", 2),
+    "quantization": set_to("model_config.quantization", "fp8"),
+    "load format": set_to("load_config.load_format", "dummy"),
+    "device": set_to("device_config.device_type", "cuda"),
+    "processor": set_to(f"{MEDIA}.mm_processor_kwargs", {"max_pixels": 5}),
+    "media": set_to(f"{MEDIA}.media_io_kwargs", {"video": {"num_frames": 2}}),
+    "hasher": set_to(f"{MEDIA}.mm_hasher_algorithm", "sha256"),
+    "attention of the encoder": set_to(f"{MEDIA}.mm_encoder_attn_dtype", "fp8"),
+    "pruning": set_to(f"{MEDIA}.video_pruning_rate", 0.5),
+    "weights": lambda config: os.utime(next(Path(config.model_config.model).glob("*.safetensors"))),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_an_engine_whose_outputs_may_differ_has_another_namespace(config: Any, what: str) -> None:
+    before = scope.namespace(config)
+    assert before == scope.namespace(copy.copy(config))
+    assert before.split()[1] == "bfloat16"
+    DIFFERENT[what](config)
+    assert before != scope.namespace(config)
+
+
+def test_another_version_has_another_namespace(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = scope.namespace(config)
+    for module in (vllm, torch):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "__version__", "9")
+            assert before != scope.namespace(config)
+
+
+def test_engines_of_another_size_share(config: Any) -> None:
+    before = scope.namespace(config)
+    set_to("parallel_config.tensor_parallel_size", 2)(config)
+    assert before == scope.namespace(config)
+
+
+def test_a_long_name_fits(config: Any) -> None:
+    set_to("model_config.model", "éé/" * 100)(config)
+    assert len(scope.namespace(config).encode()) <= 255 - len(" 0123456789abcdef")
