@@ -34,6 +34,9 @@ _LONGEST = 3600  # seconds; a poll takes milliseconds as an int
 _event = struct.Struct("=QII")
 _EVENTS_AT_ONCE = 65536  # bytes
 _acquire = lib.shms_reader_acquire
+_find = lib.shms_reader_find
+_NOT_FOUND = lib.SHMS_ENOTFOUND
+_REF = ffi.typeof(f"uint8_t[{lib.SHMS_REF_SIZE}]")
 _drop_view = lib.shms_view_drop
 _VIEW_BOX = ffi.typeof("shms_view **")
 end_pin = ffi.release
@@ -473,12 +476,10 @@ class Reader:
     def find(self, key: bytes) -> tuple[bytes, Any] | None:
         """Pin the object of a key; return a reference without a lease, and the pin, for `end_pin`."""
         box = _gc(_new(_VIEW_BOX), _drop_view)  # the owner exists before the pin
-        packed = _new(_BYTES, lib.SHMS_REF_SIZE)
-        code = lib.shms_reader_find(self._r, key, len(key), packed, box)
-        if code == lib.SHMS_ENOTFOUND:
-            return None
-        require(code)
-        return bytes(_buffer(packed)), box
+        packed = _new(_REF)
+        if code := _find(self._r, key, len(key), packed, box):
+            return None if code == _NOT_FOUND else fail(code)
+        return _buffer(packed)[:], box
 
     def has(self, key: bytes) -> bool:
         """Return whether the key is in any arena; changes nothing."""

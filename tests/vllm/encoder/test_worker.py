@@ -1,0 +1,132 @@
+"""The workers' side of the connector: who stores, who loads, and what a store that is full or taken costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore.integrations.vllm.encoder import worker
+from shmstore.integrations.vllm.encoder.messages import Step
+from shmstore.integrations.vllm.encoder.settings import Settings
+from shmstore.integrations.vllm.encoder.worker import KIND, WorkerSide
+from shmstore.refs import ObjectRef
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from tests.support import store_name
+
+MIB = 1 / 1024
+"""In the unit of `capacity_gb`."""
+Worker = Callable[..., WorkerSide]
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = store_name()
+    yield name
+    ObjectStoreWriter.unlink(name)
+
+
+@pytest.fixture
+def make(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    made = []
+
+    def work(rank: int = 0, first_stage: bool = True, stores: bool = True, **options: Any) -> WorkerSide:
+        group = SimpleNamespace(rank_in_group=rank, is_first_rank=first_stage)
+        monkeypatch.setattr(worker, "get_tp_group", lambda: group)
+        monkeypatch.setattr(worker, "get_pp_group", lambda: group)
+        given: dict[str, Any] = {"store": name, "capacity_gb": 4 * MIB, "readers": 4}
+        made.append(WorkerSide(Settings(**given | options), "cpu", stores=stores))
+        return made[-1]
+
+    yield work
+    for one in made:
+        one.close()
+
+
+def reader(one: WorkerSide) -> ObjectStoreReader:
+    assert one._reader is not None
+    return one._reader
+
+
+def writer(one: WorkerSide) -> ObjectStoreWriter:
+    assert one._writer is not None
+    return one._writer
+
+
+def stored(one: WorkerSide, key: str) -> ObjectRef:
+    found = reader(one).find(key, namespace="scope")
+    assert found is not None
+    with found:
+        return found.ref
+
+
+def saves(**keys: str) -> Step:
+    return Step(7, "scope", saves=keys)
+
+
+def test_the_first_rank_stores_whole_outputs_and_others_load_them(make: Worker) -> None:
+    first, second = make(), make(rank=1)
+    batch = torch.arange(60, dtype=torch.bfloat16).reshape(10, 6)
+    for one in (first, second):
+        one.save(saves(a="a/10"), "a", batch[:, 2:5])  # not contiguous
+        one.save(saves(a="a/10"), "b", batch)  # not wanted
+    assert second.report(saves(a="a/10")) is None
+    report = first.report(saves(a="a/10"))
+    assert report is not None
+    assert ([7], {"stored": 1, "stored_bytes": 60}) == (report.done, dict(report.figures))
+    ref = stored(first, "a/10")
+    cache: dict[str, Any] = {"b": batch}
+    second.load(Step(8, "scope", loads={"a": ref, "b": ref}), cache)
+    assert torch.equal(batch[:, 2:5], cache["a"])
+    assert cache["b"] is batch  # vLLM's own cache has it
+    cache["a"] += 1  # a copy
+    assert 1 == writer(first).stats().kinds[KIND].objects
+
+
+def test_views_are_of_the_store(make: Worker) -> None:
+    one = make(read="views")
+    one.save(saves(a="a/1"), "a", torch.ones(1, 4))
+    cache: dict[str, Any] = {}
+    one.load(Step(0, "scope", loads={"a": stored(one, "a/1")}), cache)
+    assert reader(one).stats().live_views == 1
+    del cache["a"]
+    assert reader(one).stats().live_views == 0
+
+
+def test_what_does_not_fit_is_counted_and_said_once(make: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    one = make(quota_gb=1 * MIB)
+    for number in range(2):
+        one.save(saves(a=f"a/{number}"), "a", torch.ones(3 << 20, dtype=torch.uint8))
+    one.save(saves(a="a/small"), "a", torch.ones(1))
+    one.save(saves(a="a/small"), "a", torch.ones(1))  # another request's, at the same time
+    report = one.report(saves(a=""))
+    assert report is not None
+    assert {"refused": 2, "stored": 1, "stored_bytes": 4} == dict(report.figures)
+    assert 1 == sum("not stored" in record.message for record in caplog.records)
+
+
+def test_one_engine_more_than_the_store_has_parts_only_reads(make: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    first, more = make(engines=1), make(engines=1)
+    first.save(saves(a="a/1"), "a", torch.ones(1))
+    more.save(saves(b="b/1"), "b", torch.ones(1))
+    assert any("none are stored" in record.message for record in caplog.records)
+    assert reader(more).has("a/1", namespace="scope")
+    assert not reader(more).has("b/1", namespace="scope")
+
+
+def test_a_later_engine_takes_the_store_as_it_is(make: Worker) -> None:
+    make(engines=2)
+    later = make(engines=4, capacity_gb=8 * MIB)
+    assert (2, 4 << 20) == (writer(later).n_writers, writer(later).stats().capacity)
+
+
+def test_a_consumer_does_not_store_and_stages_behind_the_first_have_nothing(make: Worker, name: str) -> None:
+    make()
+    consumer, behind = make(stores=False), make(first_stage=False)
+    consumer.save(saves(a="a/1"), "a", torch.ones(1))
+    assert [None] * 3 == [consumer._writer, behind._writer, behind._reader]
+    with ObjectStoreReader.attach(name, None) as reader:
+        assert not reader.has("a/1", namespace="scope")
