@@ -58,3 +58,12 @@ def test_the_sdist_builds_a_wheel_that_works_where_there_is_no_checkout(tmp_path
     package, extension = map(Path, run(python, "-I", "-c", PROGRAM, folder=elsewhere).splitlines())
     assert (installed, installed / "bindings") == (package.parent, extension.parent)
     assert sources(ROOT / "shmstore") == sources(installed)
+
+
+def test_a_checkout_that_is_not_built_says_how_to_go_on(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "shmstore", tmp_path / "shmstore", ignore=shutil.ignore_patterns(*BUILT))
+    command = (sys.executable, "-c", "import shmstore; shmstore.ObjectStoreWriter")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (1, "") == (done.returncode, done.stdout)
+    assert f"not built in {tmp_path} (hint:" in done.stderr
+    assert "pip install --editable ." in done.stderr
