@@ -191,7 +191,7 @@ class StoreFullError(ShmStoreError, MemoryError):
 
 
 class StoreSpaceError(ShmStoreError, OSError):
-    """There is no room in /dev/shm for a store of this size; no store was created.
+    """There is no room in /dev/shm for a store, or for the arena that a writer takes; none was created or taken.
 
     `needed`, `free` and `total`, which is the size of /dev/shm, are in bytes. `errno` is ENOSPC.
     """

@@ -45,6 +45,8 @@ class SegmentFile:
     problem: str | None
     """What is wrong with it, in words; None if nothing is."""
     file_bytes: int
+    allocated_bytes: int
+    """Of the file, those that take memory: the data of an arena does from the first writer on."""
     device: int
     """Number of the file system."""
     inode: int
@@ -88,6 +90,7 @@ def classify(name: str) -> SegmentFile:
         state=state,
         problem=problem,
         file_bytes=seen["size"],
+        allocated_bytes=seen["allocated"],
         device=seen["device"],
         inode=seen["inode"],
         modified_at=seen["modified_ns"] / 1e9,
@@ -146,6 +149,7 @@ def _not_opened(name: str, state: FileState) -> SegmentFile:
         state=state,
         problem=f"belongs to user {stat.st_uid}" if state == "unreadable" else _FOREIGN[1],
         file_bytes=stat.st_size,
+        allocated_bytes=stat.st_blocks * 512,
         device=stat.st_dev,
         inode=stat.st_ino,
         modified_at=stat.st_mtime,

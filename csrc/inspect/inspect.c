@@ -32,11 +32,9 @@ int shms_inspector_open(shms_inspector **out, const char *name) {
     if (!i)
         return SHMS_ENOMEM;
     int rc = shms_segment_open(&i->seg, name, SHMS_ROLE_INSPECTOR);
-    if (rc == SHMS_OK) {
-        int64_t lacking = shms_segment_lacks(&i->seg);
-        rc = lacking < 0 ? SHMS_ESYS : lacking ? SHMS_ESPARSE : SHMS_OK;
-        if (rc)
-            shms_segment_close(&i->seg);
+    if (rc == SHMS_OK && shms_segment_lacks(&i->seg)) {
+        shms_segment_close(&i->seg);
+        rc = SHMS_ESPARSE;
     }
     if (rc) {
         free(i);
@@ -165,7 +163,8 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
                                   .checked = (flags & SHMS_SLOT_CHECKED) != 0,
                                   .kind = flags >> SHMS_SLOT_KIND_SHIFT & SHMS_SLOT_KIND_MASK,
                                   .crc = flags >> SHMS_SLOT_CRC_SHIFT,
-                                  .bounded = shms_slot_bounded(&copy, l->capacity)};
+                                  .bounded = shms_get(&shms_segment_writer(&i->seg, shms_arena_of(l, slot))->epoch) &&
+                                             shms_slot_bounded(&copy, l->capacity)};
         out->span = out->bounded ? shms_span(out->length) : 0;
         for (uint32_t r = 0; r < l->n_readers; r++)
             if (who->here[r] &&

@@ -39,7 +39,7 @@ typedef struct shms_inspector shms_inspector;
 
 /* What a file in /dev/shm looks like. It need not be a segment. */
 typedef struct shms_probe {
-    uint64_t size, device, inode, modified_ns, uid;
+    uint64_t size, allocated, device, inode, modified_ns, uid;
     uint64_t ours;         /* 1: it starts with the magic number */
     /* 1: its first page is all zeros, or the file is empty; perhaps its creation did not finish */
     uint64_t blank;

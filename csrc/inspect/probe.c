@@ -40,6 +40,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
         seg.ino = st.st_ino;
         *out =
             (shms_probe){.size = (uint64_t)st.st_size,
+                         .allocated = (uint64_t)st.st_blocks * 512,
                          .device = st.st_dev,
                          .inode = st.st_ino,
                          .modified_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec,

@@ -4,7 +4,8 @@
  * Creation. The order of the steps protects processes that die during it or open the file early:
  * 1. O_EXCL decides which process creates.
  * 2. The lock is taken before anything else, so that nobody takes the file for a dead process's.
- * 3. Space is reserved before it is mapped, so that no store raises SIGBUS.
+ * 3. Space is reserved before it is written, so that no store raises SIGBUS: all tables and the creator's arena here, and
+ *    each other arena when it is first taken. An arena whose epoch is 0 may be a hole, so nobody reads it.
  * 4. The stamp is published last.
  *
  * What keeps the lock. An open-file-description lock lives as long as any descriptor or mapping of its opening. A
@@ -37,6 +38,8 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+
+#include "step.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -141,7 +144,8 @@ int shms_options_round(shms_options *options) {
 
 uint64_t shms_space_needed(const shms_options *options) {
     shms_layout l;
-    return shms_layout_compute(&l, options, page_size()) ? 0 : l.file_size;
+    int rc = shms_layout_compute(&l, options, page_size());
+    return rc ? 0 : l.data_at + (options->flags & SHMS_OWNS ? 0 : l.data_stride);
 }
 
 /* Checks first: posix_fallocate would fill the memory before it found that there is not enough. */
@@ -261,7 +265,7 @@ static int identify(shms_segment *seg, uint64_t *size) {
 
 static int create_locked(shms_segment *seg, bool owns) {
     const shms_layout *l = &seg->layout;
-    uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride;
+    uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
     int rc;
     if ((rc = identify(seg, &size)) ||
         (rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER)))
@@ -272,9 +276,9 @@ static int create_locked(shms_segment *seg, bool owns) {
     if (ftruncate(seg->fd, (off_t)l->file_size))
         return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
     /* The part between the tables and a data region aligned for huge pages stays a hole. */
-    if (exceeds_free_space(seg->fd, control_end + l->file_size - l->data_at))
+    if (exceeds_free_space(seg->fd, control_end + data))
         return SHMS_ENOSPC;
-    if ((rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at)) || (rc = reserve(seg->fd, 0, control_end)))
+    if ((rc = reserve(seg->fd, l->data_at, data)) || (rc = reserve(seg->fd, 0, control_end)))
         return rc;
     int fd = open_again(seg, SHMS_ROLE_WRITER);
     if (fd < 0)
@@ -396,23 +400,47 @@ static int open_unfinished(shms_segment *seg, int role) {
     }
 }
 
-int64_t shms_segment_lacks(const shms_segment *seg) {
-    uint64_t needed = seg->control_size + seg->data_size;
-    struct stat st;
-    if (fstat(seg->fd, &st))
-        return -1;
-    return (uint64_t)st.st_blocks * 512 >= needed ? 0 : (int64_t)(needed - (uint64_t)st.st_blocks * 512);
+/* Which arenas have been taken, as bits. By read(2), because the tables of a sparse copy have holes, too. */
+static uint64_t taken(const shms_segment *seg) {
+    const shms_layout *l = &seg->layout;
+    uint64_t bits = 0;
+    for (uint64_t w = 0; w < l->n_writers; w++) {
+        uint64_t epoch = 0, at = l->writer_at + w * l->arena_stride + offsetof(shms_writer_table, epoch);
+        if (pread(seg->fd, &epoch, sizeof epoch, (off_t)at) > 0 && epoch)
+            bits |= UINT64_C(1) << w;
+    }
+    return bits;
 }
 
-int shms_segment_reserve_again(const shms_segment *seg) {
+static uint64_t lacks(const shms_segment *seg, uint64_t arenas) {
+    uint64_t needed = seg->control_size + (uint64_t)__builtin_popcountll(arenas) * seg->layout.data_stride;
+    struct stat st;
+    uint64_t there = fstat(seg->fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
+    return there < needed ? needed - there : 0;
+}
+
+uint64_t shms_segment_lacks(const shms_segment *seg) {
+    uint64_t arenas = taken(seg); /* before the blocks are counted: an arena is reserved before it is taken */
+    SHMS_LOOK("taken");
+    return lacks(seg, arenas);
+}
+
+int shms_segment_reserve(const shms_segment *seg, uint64_t *needed) {
     const shms_layout *l = &seg->layout;
-    int64_t lacking = shms_segment_lacks(seg);
-    if (lacking <= 0)
-        return lacking ? SHMS_ESYS : SHMS_OK;
-    if (exceeds_free_space(seg->fd, (uint64_t)lacking))
+    uint64_t before = taken(seg);
+    bool first = !(before >> seg->arena & 1);
+    uint64_t torn = lacks(seg, before);
+    if (needed)
+        *needed = torn + (first ? l->data_stride : 0);
+    /* A predecessor may have reserved the arena and died. If other arenas are being reserved, the kernel refuses. */
+    if (exceeds_free_space(seg->fd, lacks(seg, before | UINT64_C(1) << seg->arena)))
         return SHMS_ENOSPC;
-    int rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at);
-    return rc ? rc : reserve(seg->fd, 0, seg->control_size);
+    int rc = torn ? reserve(seg->fd, 0, seg->control_size) : SHMS_OK;
+    for (uint64_t w = 0; rc == SHMS_OK && torn && w < l->n_writers; w++)
+        if (before >> w & 1)
+            rc = reserve(seg->fd, l->data_at + w * l->data_stride, l->data_stride);
+    /* last, because its bytes would count for those that a sparse copy still lacks */
+    return rc == SHMS_OK && first ? reserve(seg->fd, l->data_at + seg->arena * l->data_stride, l->data_stride) : rc;
 }
 
 /* Stats the file that has the name, without a descriptor. So it works also for a file that may not be opened. */

@@ -65,11 +65,12 @@ int shms_segment_publish(shms_segment *seg);
 /* Prefaults and requests huge pages, as the options say. For the holder of the writer's lock. */
 void shms_segment_warm(shms_segment *seg);
 
-/* Bytes of the reservation that are holes: in a sparse copy, or in a file that was never a store. A load from a hole
- * allocates memory, and a store to it may raise SIGBUS. -1 and errno. */
-int64_t shms_segment_lacks(const shms_segment *seg);
-/* Reserves these bytes. For the holder of the writer's lock. */
-int shms_segment_reserve_again(const shms_segment *seg);
+/* Bytes of the tables, and of the arenas that have been taken, that are holes: in a sparse copy, or in a file that was
+ * never a store. A load from a hole allocates memory, and if there is none, raises SIGBUS. */
+uint64_t shms_segment_lacks(const shms_segment *seg);
+/* Reserves these bytes, and the arena's data if it is taken for the first time. For the holder of the arena's lock, before
+ * it writes anything. SHMS_ENOSPC: `needed` (or NULL) says how many bytes. */
+int shms_segment_reserve(const shms_segment *seg, uint64_t *needed);
 
 /* Opens a published segment in a role, without taking a lock. SHMS_EINVAL if the rank is not below n_readers. A writer
  * may write nothing before _take. */

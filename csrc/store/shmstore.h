@@ -118,6 +118,7 @@ typedef struct shms_expected {
     uint32_t end_leases; /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
     uint32_t finds; /* 1: the reader only finds, so no lease waits for it */
     const shms_options *options; /* those it was created with, but for flags of the call; NULL: any */
+    uint64_t *needed; /* out, or NULL: the bytes to reserve, after SHMS_ENOSPC */
 } shms_expected;
 
 /* A reference, unpacked; ref.h has the 40 bytes. A reader trusts no field, and compares each with the slot table. */
@@ -236,7 +237,7 @@ typedef struct shms_reader_stats {
 void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
-uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
+uint64_t shms_space_needed(const shms_options *options); /* bytes that _create reserves; 0: options out of range */
 int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
 /* Watches /dev/shm, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
  * _watch_close must follow all the same. */

@@ -264,7 +264,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer has unlinked it in the meantime */
             rc = SHMS_ENOSTORE;
         if (rc == SHMS_OK)
-            rc = shms_segment_reserve_again(&w->seg);
+            rc = shms_segment_reserve(&w->seg, expected ? expected->needed : NULL);
         if (rc == SHMS_OK) {
             /* before anything slow: until then, owners are refused for what the dead has leased */
             shms_holds_begin(&w->seg, keep_leases);

@@ -114,15 +114,15 @@ def _filled(room: int, call: Callable[..., int], *arguments: Any) -> tuple[Any, 
 
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
     """Return the bytes that a segment with these options takes, and the free bytes of its file system."""
-    found = no_space(Options(capacity, max_object_size, n_readers, max_objects), 0)
+    found = no_space(Options(capacity, max_object_size, n_readers, max_objects))
     return found.needed or 0, found.free or 0
 
 
-def no_space(options: "Options", freed: int) -> errors.StoreSpaceError:
-    """Return the error for a segment with these options that does not fit, also if `freed` bytes were freed."""
+def no_space(needed: "Options | int", freed: int = 0) -> errors.StoreSpaceError:
+    """Return the error for a segment with these options, or so many bytes, that do not fit if `freed` are freed."""
     found = os.statvfs("/dev/shm")
     return errors.StoreSpaceError(
-        needed=lib.shms_space_needed(_packed(options)),
+        needed=needed if isinstance(needed, int) else lib.shms_space_needed(_packed(needed)),
         free=found.f_bavail * found.f_frsize + freed,
         total=found.f_blocks * found.f_frsize,
     )
@@ -245,7 +245,7 @@ class Writer:
         try:
             code = lib.shms_writer_create(box, os.fsencode(name), packed)
             if code == lib.SHMS_ENOSPC:
-                raise no_space(options, 0)
+                raise no_space(options)
             require(code)
             writer = cls(box)
             return writer  # not the call itself: its value is not yet the caller's, and this block would be over
@@ -272,12 +272,13 @@ class Writer:
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         packed = ffi.NULL if options is None else _packed(options)
         expected = _expected(store_id, n_readers, allow_uid, packed, not keep_leases)
+        expected.needed = needed = _new("uint64_t *")
         if arena is None:
             code = lib.shms_writer_recover(box, os.fsencode(name), expected)
         else:
             code = lib.shms_writer_join(box, os.fsencode(name), arena, expected)
         if code == lib.SHMS_ENOSPC:
-            raise errors.StoreSpaceError("the segment is a sparse copy, and there is no room for all of it")
+            raise no_space(needed[0])
         require(code)
         return cls(box)
 

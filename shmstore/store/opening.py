@@ -77,7 +77,7 @@ class Openable(Closable):
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
     ) -> Self:
-        """Create a store and be its writer; all its space is reserved before this returns.
+        """Create a store and be its writer; all the space that it may fill is reserved before this returns.
 
         The store goes when its last writer closes. One that must outlive its processes is made by `open`.
 
@@ -86,8 +86,8 @@ class Openable(Closable):
         `groups` are the numbers of ranks of each group, such as [4, 4] for two replicas of an engine: ranks 0 to 3 are
         group 0. A hand-out can wait for one group only. By default all ranks are one group.
         With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
-        has an arena of its own, with this capacity and number of objects. All find the objects of all by key, so each
-        is stored once.
+        has an arena of its own, with this capacity and number of objects, which is reserved when it is first taken. All
+        find the objects of all by key, so each is stored once.
         With `writes` False this process owns the store and has no arena: `n_writers` others `join`, and a put here is a
         NoArenaError. The store goes when the owner and all writers have closed.
         An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity). At most
@@ -161,7 +161,8 @@ class Openable(Closable):
         requests of the dead writer died with it; `keep_leases` keeps them, but for those on others' objects that these
         have evicted since its death. `quotas` and `allow_uid` are those of
         `recover`, and so are the errors. Raises WriterActiveError if the arena, or each of them, has a living writer,
-        and ValueError if there is no arena of that number.
+        StoreSpaceError if nobody has taken it before and /dev/shm has no room for it, and ValueError if there is no
+        arena of that number.
         """
         chosen_serde = checked_serde(serde)
         expected = expected_store(store, allow_uid, "store")

@@ -113,7 +113,7 @@ def _print(candidates: list[_Candidate], arguments: argparse.Namespace) -> None:
         info = candidate.segment
         since = info.facts.created_at if info.facts else info.modified_at
         verdict = _verdict(candidate, arguments.yes)
-        table.add_row(cell(info.name), owner(info), size(info.file_bytes), age(since), info.state, verdict)
+        table.add_row(cell(info.name), owner(info), size(info.allocated_bytes), age(since), info.state, verdict)
     console.print(table)
     removable = [candidate for candidate in candidates if not candidate.kept_because]
     unreadable = {pid for candidate in removable for pid in candidate.held.unreadable}

@@ -36,13 +36,15 @@ def _state(info: SegmentInfo) -> str:
 
 
 def _row(info: SegmentInfo) -> list[str]:
-    facts = info.facts
+    facts, memory = info.facts, size(info.allocated_bytes)
     if facts is None:
-        return [info.name, owner(info), size(info.file_bytes), "-", "-", "-", age(info.modified_at), "-", _state(info)]
+        sizes, since = (size(info.file_bytes), memory), age(info.modified_at)
+        return [info.name, owner(info), *sizes, "-", "-", "-", since, "-", _state(info)]
     return [
         info.name,
         owner(info),
         size(facts.capacity),
+        memory,
         f"{size(facts.used_bytes)} ({100 * facts.used_bytes / facts.capacity:.0f} %)",
         str(facts.objects),
         f"{info.ranks_alive} of {'+'.join(map(str, facts.groups))}",
@@ -61,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print("no stores on this host")
     else:
         console = make_console()
-        columns = ("name", "owner", "size", "used", "objects", "readers", "age", "hit ratio", "state")
+        columns = ("name", "owner", "size", "memory", "used", "objects", "readers", "age", "hit ratio", "state")
         rows = [
             (_row(info), "red" if info.state == "damaged" else "dim" if not info.writer_alive else "")
             for info in segments

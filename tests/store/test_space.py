@@ -1,0 +1,143 @@
+"""An arena takes memory from its first writer on, and a writer for which there is none says so and harms nobody."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreSpaceError
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.segments import find_segments
+from shmstore.inspect.verify import verify
+from tests.inspect.cases import piped
+from tests.store.test_segments import free_bytes, mount_small
+from tests.support import SHM, Stores, bits, in_child, random_tensor, store_name
+
+MIB = 1 << 20
+OPTIONS: dict[str, Any] = {"capacity": 2 * MIB, "n_readers": 1, "n_writers": 4, "max_objects": 16}
+
+
+def taken(name: str) -> int:
+    """Return the bytes of memory that a store takes."""
+    return (SHM / name).stat().st_blocks * 512
+
+
+def fill_up(left: int) -> Path:
+    """Leave that many bytes of the file system free."""
+    filler = SHM / "filler"
+    filler.write_bytes(bytes(free_bytes() - left))
+    return filler
+
+
+def refused(name: str) -> None:
+    """Ask for an arena that does not fit, in each way; all are refused, and take nothing."""
+    free = free_bytes()
+    calls: list[Callable[[], object]] = [
+        lambda: ObjectStoreWriter.join(name),
+        lambda: ObjectStoreWriter.open(name, **OPTIONS),
+    ]
+    for call in calls:
+        with pytest.raises(StoreSpaceError) as caught:
+            call()
+        assert (2 * MIB, free) == (caught.value.needed, caught.value.free)
+        assert all(part in str(caught.value) for part in ("/dev/shm", "2 MiB needed", f"{free >> 20} MiB free"))
+        assert "shmstore ls" in caught.value.hint
+        assert free == free_bytes()
+
+
+def use(writer: ObjectStoreWriter, seed: int) -> None:
+    """Put an object that fills the arena, and read it."""
+    value = random_tensor(seed, 2 * MIB - 4096)
+    writer.clear()
+    with ObjectStoreReader.attach(writer.handle) as reader:
+        assert bits(value) == bits(reader.get(writer.put("k", value)))
+    writer.check_valid()
+
+
+def die(name: str) -> None:
+    """Join, put an object and be killed."""
+    writer = ObjectStoreWriter.join(name)
+    writer.put("left", random_tensor(7, 1000))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def share_a_small_file_system() -> Any:
+    try:
+        mount_small(8 * MIB)
+    except OSError as error:
+        return f"no file system of one's own here: {error}"
+    name = store_name()
+    with ObjectStoreWriter.open(name, **OPTIONS) as first:  # the data of four and the tables are more than there is
+        use(first, 1)
+        filler = fill_up(2 * MIB - 4096)
+        refused(name)
+        use(first, 2)
+        assert [("ok", 1)] == [(info.state, info.writers_alive) for info in find_segments()]
+        assert verify(name).ok
+        filler.unlink()
+        with pytest.raises(AssertionError, match="SIGKILL"):
+            in_child(die, name)
+        filler = fill_up(0)
+        with ObjectStoreWriter.join(name) as second:  # in its predecessor's memory
+            assert (1, ["left"]) == (second.index, second.keys())
+            use(second, 3)
+            refused(name)
+            filler.unlink()
+            with ObjectStoreWriter.join(name) as third:
+                fill_up(0)
+                use(third, 4)
+                use(second, 5)
+    with ObjectStoreWriter.recover(name) as again:
+        use(again, 6)
+    with ObjectStoreWriter.open(name, **OPTIONS) as again:
+        use(again, 7)
+    return taken(name)
+
+
+def test_only_arenas_that_fit_are_taken_and_the_others_wait_for_room() -> None:
+    result = in_child(share_a_small_file_system)
+    if isinstance(result, str):
+        pytest.skip(result)
+    assert 6 * MIB < result < 7 * MIB
+
+
+@pytest.mark.parametrize("options", [{}, {"prefault": True}, {"huge_pages": True}])
+def test_an_arena_that_nobody_has_taken_takes_no_memory(stores: Stores, options: Any) -> None:
+    with ObjectStoreWriter.create(store_name(), **OPTIONS, **options, writes=False) as owner:
+        tables = taken(owner.name)
+        assert tables < MIB
+        assert tables == next(info.allocated_bytes for info in find_segments() if info.name == owner.name)
+        assert (SHM / owner.name).stat().st_size > 8 * MIB
+        for number in (1, 2):
+            writer = stores.keep(ObjectStoreWriter.join(owner.handle))
+            use(writer, number)
+            assert tables + number * 2 * MIB == taken(owner.name)
+        look_everywhere(owner.name)
+        assert tables + 4 * MIB == taken(owner.name)
+
+
+def look_everywhere(name: str) -> None:
+    """Let every command look at the store."""
+    assert name in piped("ls").out
+    piped("gc")
+    for command in (("dump", name, "--all"), ("top", name, "--iterations", "1"), ("verify", name)):
+        assert 0 == piped(*command).status
+    with StoreInspector.open(name) as inspector:
+        assert [0, 1] == [writer.index for writer in inspector.facts().writers if writer.state == "alive"]
+
+
+@pytest.mark.alone
+def test_ls_and_gc_say_how_much_memory_a_store_takes(stores: Stores) -> None:
+    with ObjectStoreWriter.open(store_name(), **OPTIONS) as writer:
+        memory = f"{taken(writer.name) / MIB:.1f} MiB"
+    try:
+        listed, offered = (
+            next(row for row in piped(command).out.splitlines() if writer.name in row) for command in ("ls", "gc")
+        )
+    finally:
+        ObjectStoreWriter.unlink(writer.name)
+    assert "8 MiB" in listed
+    assert 2 == listed.count(memory) + offered.count(memory)
