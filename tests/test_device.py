@@ -14,7 +14,7 @@ from shmstore import DeviceError, ObjectStoreReader, ObjectStoreWriter, PickleSe
 from shmstore import device as module
 from shmstore.multimodal import MultiModalKwargsItems
 from tests.multimodal.helpers import item
-from tests.support import Stores, in_child, raises
+from tests.support import SHM, Stores, in_child, raises
 
 KIB = 1 << 10
 GPU = torch.device("cuda")
@@ -178,6 +178,21 @@ def test_close_waits_for_the_copies_and_unlocks_the_pages(
         ObjectStoreReader.register_host_memory(closed(writer))
 
 
+def test_only_arenas_that_were_taken_are_locked_and_a_later_one_by_another_call(stores: Stores, cuda: Cuda) -> None:
+    writer = stores.create(64 * KIB, n_writers=3, writes=False)
+    blocks = (SHM / writer.name).stat().st_blocks
+    reader = stores.attach(writer)
+    assert 0 == reader.register_host_memory()
+    starts = []
+    for index in (2, 0):
+        starts.append(stores.keep(ObjectStoreWriter.join(writer.name, index))._writer.data()[1])
+        assert 64 * KIB * len(starts) == reader.register_host_memory() == reader.register_host_memory()
+    assert starts[0] - starts[1] == cuda.registered[0][0] - cuda.registered[1][0] == 128 * KIB
+    assert blocks * 512 + 128 * KIB == (SHM / writer.name).stat().st_blocks * 512
+    reader.close()
+    assert sorted(cuda.unregistered) == sorted(address for address, _, _ in cuda.registered)
+
+
 def closed(writer: ObjectStoreWriter) -> ObjectStoreReader:
     with ObjectStoreReader.attach(writer.handle) as reader:
         return reader
@@ -237,9 +252,7 @@ def test_a_forked_child_waits_for_no_copy_and_unlocks_no_page_of_its_parent(
     found = reader.get(writer.put("a", VALUE), device=GPU)
 
     def forget() -> tuple[int, int, int]:
-        registered = reader._registered
-        assert registered is not None
-        registered.close()
+        reader._registered[0].close()
         module.finish()
         return len(module._in_flight), cuda.waits, len(cuda.unregistered)
 

@@ -333,10 +333,13 @@ uint64_t shms_reader_took_over(shms_reader *r) {
 
 int shms_reader_named(const shms_reader *r) { return r ? shms_segment_named(&r->seg) : SHMS_ECLOSED; }
 
-uint64_t shms_reader_data(const shms_reader *r, uint64_t *size) {
+uint64_t shms_reader_data(const shms_reader *r, uint32_t arena, uint64_t *size) {
     const shms_layout *l = r ? &r->seg.layout : NULL;
-    *size = r ? shms_address(l, (uint32_t)l->n_writers - 1, l->capacity) : 0;
-    return r ? (uint64_t)(uintptr_t)r->seg.all_data : 0;
+    bool more = r && arena < l->n_writers;
+    *size = more && atomic_load_explicit(&shms_segment_writer(&r->seg, arena)->epoch, memory_order_acquire)
+                ? l->capacity
+                : 0;
+    return more ? (uint64_t)(uintptr_t)(r->seg.all_data + shms_address(l, arena, 0)) : 0;
 }
 
 uint64_t shms_reader_pid(const char *name, uint32_t rank) {

@@ -338,8 +338,8 @@ uint64_t shms_reader_writer_epoch(const shms_reader *r); /* 1 + number of takeov
 /* The writer's epoch, if it has grown since the last call or the attachment; else 0. Each epoch comes once. */
 uint64_t shms_reader_took_over(shms_reader *r);
 int shms_reader_named(const shms_reader *r); /* 1: the name still names this store; 0: it was removed */
-/* The data region: its address, or 0 for a closed reader, and its size. */
-uint64_t shms_reader_data(const shms_reader *r, uint64_t *size);
+/* An arena's data: its address, and its size; 0 if it has never been taken. Address 0: no such arena, or a closed reader. */
+uint64_t shms_reader_data(const shms_reader *r, uint32_t arena, uint64_t *size);
 uint64_t shms_reader_pid(const char *name,
                          uint32_t rank); /* process that last attached as `rank`; 0: none, or no store */
 int shms_reader_close(

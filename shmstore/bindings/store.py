@@ -498,13 +498,14 @@ class Reader:
         """Return whether the name still names this segment."""
         return require(lib.shms_reader_named(self._r)) == 1
 
-    def data(self) -> tuple[int, int, Any]:
-        """Return the address and the size of the data region, and an object that keeps it mapped."""
-        size = _new("uint64_t *")
-        address = lib.shms_reader_data(self._r, size)
-        if not address:
-            raise errors.StoreClosedError
-        return address, size[0], self._hold
+    def data(self) -> dict[int, tuple[int, int, Any]]:
+        """Return the address and size of each taken arena's data, and an object that keeps it mapped."""
+        size, arena, found = _new("uint64_t *"), 0, {}
+        while address := lib.shms_reader_data(self._r, arena, size):
+            if size[0]:
+                found[arena] = address, size[0], self._hold
+            arena += 1
+        return found if arena else fail(lib.SHMS_ECLOSED)
 
     def release(self, packed: bytes) -> bool:
         """Acknowledge without reading; return False if the lease is over."""

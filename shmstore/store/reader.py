@@ -121,7 +121,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         self._hides = hides_payload(serde)
         self._name = name
         self._rank = rank
-        self._registered: HostMemory | None = None
+        self._registered: dict[int, HostMemory] = {}
         self._open = True
         self._pid = os.getpid()
 
@@ -234,11 +234,13 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
     def register_host_memory(self) -> int:
         """Page-lock the store's data for CUDA, so that copies from it are fast and asynchronous; return its bytes.
 
-        Idempotent. `close` unlocks the pages. Raises DeviceError without CUDA, or if the driver refuses.
+        Only arenas that a writer has taken have memory: call it again for those that are taken later. Idempotent.
+        `close` unlocks the pages. Raises DeviceError without CUDA, or if the driver refuses.
         """
-        if self._registered is None:
-            self._registered = HostMemory(*self._reader.data())
-        return self._registered.nbytes
+        for arena, data in self._reader.data().items():
+            if arena not in self._registered:
+                self._registered[arena] = HostMemory(*data)
+        return sum(memory.nbytes for memory in self._registered.values())
 
     def get(
         self, ref: ObjectRef, copy: bool = False, *, device: "torch.device | str | None" = None, stream: Any = None
@@ -316,8 +318,8 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         """End all calls; views stay valid, and the rank stays taken until the last of them is gone. Idempotent."""
         if self._open:
             finish()
-            if self._registered is not None:
-                self._registered.close()
+            for memory in self._registered.values():
+                memory.close()
             self._reader.close()
             self._claims = None  # its opening keeps the memory of a store that was removed
             self._open = False
