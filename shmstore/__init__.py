@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ObjectStoreWriter,
         PinnedRef,
         ReaderStats,
+        Reservation,
         StoreEvent,
         StoreStats,
     )
@@ -41,6 +42,7 @@ __all__ = [
     "PickleSerde",
     "PinnedRef",
     "ReaderStats",
+    "Reservation",
     "StoreEvent",
     "StoreHandle",
     "StoreStats",

@@ -26,6 +26,7 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectTooLargeError",
     "RankInUseError",
+    "ReservationEndedError",
     "SerdeError",
     "SharedMemoryError",
     "ShmStoreError",
@@ -256,6 +257,13 @@ class ObjectNotFoundError(ShmStoreError, KeyError):
 
     default_message = "no object of this key is in the storage"
     default_hint = "put the object; call is_cached(key) first if you expect misses"
+
+
+class ReservationEndedError(ShmStoreError, RuntimeError):
+    """The reservation was committed or aborted before; it ends once."""
+
+    default_message = "the reservation has ended"
+    default_hint = "commit it once, and not after abort(); begin(key, ...) again for another object"
 
 
 class StaleRefError(ShmStoreError, ValueError):

@@ -29,6 +29,7 @@ BUILT_IN = {
     "ObjectTooLargeError": ValueError,
     "ObjectExistsError": ValueError,
     "ObjectNotFoundError": KeyError,
+    "ReservationEndedError": RuntimeError,
     "StaleRefError": ValueError,
     "StoreNotFoundError": FileNotFoundError,
     "StoreExistsError": FileExistsError,

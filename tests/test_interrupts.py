@@ -110,6 +110,22 @@ class Engine:
         with self.writer.reserve("new", VALUE) as views:
             views[:] = 1
 
+    def begin(self) -> None:
+        begun = self.writer.begin("new", VALUE, timeout=1, unless_stored=True)
+        try:
+            begun.value[:] = 1
+            begun.commit()
+        except BaseException:
+            begun.abort()
+            raise
+
+    def abort(self) -> None:
+        begun = self.writer.begin("new", VALUE)
+        try:
+            begun.abort()
+        finally:
+            begun.abort()
+
     def hold(self) -> None:
         with self.writer.hold(self.writer.get_cached("old")) as leased:
             leased.sent()
@@ -132,6 +148,8 @@ UNDONE: dict[str, Callable[[Engine], object]] = {
     "put that may wait": lambda s: s.writer.put("new", VALUE, timeout=1),
     "put with a hold": lambda s: s.writer.put("new", VALUE, hold=True),
     "get_cached": lambda s: s.writer.get_cached("old"),
+    "put unless stored": lambda s: s.writer.put("new", VALUE, unless_stored=True),
+    "begin and commit": Engine.begin,
     "reserve": Engine.reserve,
     "touch": lambda s: s.writer.touch("old"),
     "get": lambda s: s.reader.get(s.ref),
@@ -143,6 +161,7 @@ UNDONE: dict[str, Callable[[Engine], object]] = {
 }
 READS = ("get", "get of a copy", "receiver")
 SOUND: dict[str, Callable[[Engine], object]] = {
+    "abort": Engine.abort,
     "protect": Engine.protect,
     "hold": Engine.hold,
     "cancel": lambda s: s.writer.cancel(s.ref),

@@ -27,6 +27,7 @@ typedef struct shms_batch_item {
 
 typedef struct shms_batch {
     int32_t keep;                /* 1: committed, or nothing to undo */
+    int32_t unless_stored; /* 1: the next _put or _begin is refused for what another writer has stored, too */
     uint64_t until;              /* how long _put and _begin wait for room; see _put */
     uint8_t ref[SHMS_REF_SIZE]; /* of the last hand-out */
     shms_ticket ticket;          /* of the last _begin */

@@ -23,8 +23,8 @@ static int next_secret(struct shms_writer *w, uint64_t *out) {
 }
 
 /* Takes space for the object, and everything that a commit needs. The mutex and `placing` are held. */
-static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t meta_len, uint32_t extra_len,
-                 uint64_t payload_size, uint32_t kind, bool leased, shms_ticket *out) {
+static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t meta_len,
+                 uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased) {
     uint64_t payload_at = shms_payload_at(key_len, meta_len);
     if (meta_len > SHMS_MAX_META || extra_len > SHMS_MAX_EXTRA || payload_size > w->seg.layout.capacity)
         return SHMS_ETOOLARGE;
@@ -39,7 +39,9 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     if (quota && span > quota)
         return SHMS_ETOOLARGE;
     uint64_t hash = shms_key_hash(w, key, key_len);
-    if (shms_find(w, hash, key, key_len) != SHMS_NONE)
+    shms_slot seen;
+    if (shms_find(w, hash, key, key_len) != SHMS_NONE ||
+        (b->unless_stored && shms_look_elsewhere(w, hash, key, key_len, &seen) != SHMS_NONE))
         return SHMS_EEXISTS;
     int rc = next_secret(w, &secret);
     if (rc)
@@ -83,7 +85,7 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     shms_index_add(&w->index, hash, slot);
     w->unfinished++;
     w->leased += entry != SHMS_NONE;
-    *out =
+    b->ticket =
         (shms_ticket){.payload = at + payload_at, .payload_size = payload_size, .id = id, .slot = slot, .entry = entry};
     return SHMS_OK;
 }
@@ -95,16 +97,16 @@ int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t ke
     int rc = shms_key_ok(key, key_len);
     if (rc || (rc = shms_batch_ready(b)) || (rc = shms_writer_enter_to_place(w)))
         return rc;
-    rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
+    rc = place(w, b, key, key_len, meta_len, extra_len, payload_size, kind, leased);
     if (shms_is_refusal(rc) && b->until) {
         int again = shms_room_await(w, &b->until);
         if (again < 0)
             return again;
         if (again)
-            rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
+            rc = place(w, b, key, key_len, meta_len, extra_len, payload_size, kind, leased);
     }
     if (!shms_is_refusal(rc))
-        b->until = 0;
+        b->until = b->unless_stored = 0;
     shms_writer_refused(w, rc, b);
     if (shms_writer_leave_place(w, rc))
         return rc;

@@ -1,4 +1,4 @@
-"""What is held until it is ended: a lease of a writer, for a request that may read again, and the pin of a rank."""
+"""What is held until it is ended: a lease of a writer, space that it fills, and the pin of a rank."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.store import end_pin
-from shmstore.errors import StoreClosedError
+from shmstore.errors import ReservationEndedError, StoreClosedError, shown
 from shmstore.refs import ObjectRef, trusted_ref
 
 if TYPE_CHECKING:
@@ -90,3 +90,57 @@ class PinnedRef(Held):
 
     def __repr__(self) -> str:
         return f"<PinnedRef {self.ref!r}>"
+
+
+class Reservation(Held):
+    """Space for an object that is begun now and committed later; garbage, or the end of the process, aborts it.
+
+    Made by `ObjectStoreWriter.begin`. Nobody finds the object before `commit`. `value` is the writable views, and None
+    once it has ended. Do not write to views of it after that, and let asynchronous copies to them end before: the bytes
+    are then readers' or another object's. As garbage it ends once the views are garbage, too.
+
+    As a context manager it commits on a clean exit, and aborts on an exception. A thread may have several, and end them
+    in any order. `commit` and `abort` may come from any thread; the first of them counts. After the writer's `close`
+    only `abort` is left, and no other process can take the writer's place until all have ended.
+    """
+
+    __slots__ = ("_batch", "_key", "value")
+
+    def __init__(self, key: str, batch: Batch, value: Any) -> None:
+        self._key = key
+        self._batch: Batch | None = batch  # its finalizer, which is C, aborts; the views keep it, too
+        self.value = value
+
+    def commit(self) -> None:
+        """Store the object, without a lease: `get_cached` and `find` have it from now on.
+
+        Raises ReservationEndedError if it was committed or aborted before, and StoreClosedError. If it fails, or is
+        interrupted, the object is not stored and the reservation has ended.
+        """
+        batch, self._batch = self._batch, None  # at once, as threads see it
+        if batch is None:
+            raise ReservationEndedError(f"the reservation of {shown(self._key)} has ended")
+        try:
+            batch.commit()
+            batch.record.keep = 1
+        except BaseException:
+            batch.undo()
+            raise
+        finally:
+            self.value = None
+
+    def abort(self) -> None:
+        """Give the space back; do nothing if it has ended. Safe in finalizers, and after the writer was closed."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            batch.undo()
+            self.value = None
+
+    end = abort
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._batch is not None:
+            self.commit()
+        self.abort()

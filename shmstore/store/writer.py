@@ -23,7 +23,7 @@ from shmstore.store import refusals
 from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
-from shmstore.store.holds import LeasedRef
+from shmstore.store.holds import LeasedRef, Reservation
 from shmstore.store.kinds import kind_stats, number_of
 from shmstore.store.opening import Openable
 from shmstore.store.stats import StoreStats, tier_stats
@@ -57,6 +57,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         kind: str | None = None,
         namespace: str | None = None,
         timeout: float = _AT_ONCE,
+        unless_stored: bool = False,
     ) -> ObjectRef:
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
@@ -66,12 +67,16 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         processor, a tenant) sets keys apart: a key is found only with its namespace, of up to 255 bytes.
         If the store is full, waits up to `timeout` seconds for room. Other threads go on meanwhile, and of several that
         wait any may be the first. Ctrl-C ends the wait, and so does `close`, with StoreClosedError.
+        With `unless_stored`, ObjectExistsError also for what another writer has stored, not only for what this one has.
+        That spares space and guards nothing: two writers that put at the same time may still both store it.
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
         for a value that the serializer refuses, and SerdeError if the caller's own serializer is wrong. A put that
         fails leaves the store as it was.
         """
         batch = self._writer.batch()
         try:
+            if unless_stored:
+                batch.record.unless_stored = 1
             ref = self._put(batch, key, value, hold, b"", kind, namespace, group, timeout)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
@@ -151,16 +156,22 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             )
         return refusals.full(self._writer, self.name, batch.refusal(), error.resource, nbytes, extra, kind)
 
-    @contextmanager
-    def reserve(
-        self, key: str, template: Any, *, kind: str | None = None, namespace: str | None = None, timeout: float = 0.0
-    ) -> Iterator[Any]:
-        """Yield writable views laid out like `template`, to be filled in place without a copy.
+    def begin(
+        self,
+        key: str,
+        template: Any,
+        *,
+        kind: str | None = None,
+        namespace: str | None = None,
+        timeout: float = 0.0,
+        unless_stored: bool = False,
+    ) -> Reservation:
+        """Take space for an object laid out like `template`, to be filled in place and committed later.
 
         `template` is a tree whose tensors, arrays and `TensorSpec` stand for shapes and dtypes; the rest of it is
-        stored as it is. A clean exit commits without a lease; `get_cached(key)` then hands the object out. An exception
-        rolls everything back. `kind`, `namespace` and `timeout` are as in `put`. Raises as `put` does. Do not write to
-        the views after the block.
+        stored as it is. Other puts go on meanwhile. But the space is never evicted and the key is taken
+        (ObjectExistsError, also from `put`) until the reservation ends, however long that takes. `clear` and `delete`
+        do not end it. The other arguments are as in `put`. Raises as `put` does.
         """
         packed = packed_key(key, namespace)
         layout = self._serde.layout(template)
@@ -168,21 +179,46 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             raise wrong
         number = 0 if kind is None else number_of(self._writer, kind)
         seconds = seconds_of("timeout", timeout)
-        batch = self._writer.batch()
+        batch = self._writer.new_batch()
         try:
             if seconds:
                 batch.wait(seconds)
+            batch.record.unless_stored = bool(unless_stored)
             try:
                 batch.begin(packed, layout.meta, layout.nbytes, hand_out=False, kind=number)
             except _ORDINARY as error:
                 extra = len(packed) + len(layout.meta)
                 raise self._explain(batch, error, named(key, namespace), layout.nbytes, extra, kind) from None
-            payload = batch.buffer()
-            yield layout.build(payload if hides_payload(self._serde) else hidden(payload))
-            batch.commit()
-            batch.record.keep = 1
+            payload = batch.buffer(owner=batch)
+            value = layout.build(payload if hides_payload(self._serde) else hidden(payload))
+            begun = Reservation(key, batch, value)
+            return begun  # not the call itself, after which an interrupt would find this block over
         except BaseException:
             batch.undo()
+            raise
+
+    @contextmanager
+    def reserve(
+        self,
+        key: str,
+        template: Any,
+        *,
+        kind: str | None = None,
+        namespace: str | None = None,
+        timeout: float = 0.0,
+        unless_stored: bool = False,
+    ) -> Iterator[Any]:
+        """Yield the writable views of what `begin` with these arguments begins.
+
+        A clean exit commits without a lease; `get_cached(key)` then hands the object out. An exception rolls everything
+        back. Raises as `put` does. Do not write to the views after the block.
+        """
+        begun = self.begin(key, template, kind=kind, namespace=namespace, timeout=timeout, unless_stored=unless_stored)
+        try:
+            yield begun.value
+            begun.commit()
+        except BaseException:
+            begun.abort()
             raise
 
     def get_cached(

@@ -25,7 +25,10 @@ enum what {
     DETACH,
     RETIRE,
     RECOVER,
-    TOUCH
+    TOUCH,
+    BEGIN,
+    COMMIT,
+    UNBEGIN
 };
 
 struct op {
@@ -43,7 +46,10 @@ static const struct op busy[] = {
     {CACHE, 'm', 10},   {HIT, 'm', 0},     {RETIRE, 1, 0},    {CACHE, 'n', 500}, {DELETE, 'n', 0},    {CACHE, 'n', 450},
     {DETACH, 0, 0},     {CACHE, 'o', 0},   {CACHE, 'p', 0},   {CACHE, 'q', 0},   {CACHE, 'r', 0},     {CACHE, 's', 0},
     {CACHE, 't', 0},    {CACHE, 'v', 0},   {CACHE, 'w', 0},   {PUT, 'x', 100},   {CLEAR, 0, 0},       {CACHE, 'y', 400},
-    {RECOVER, 'u', 30}, {CACHE, 'z', 500}, {CACHE, 'a', 300}, {PUT, 'c', 300},
+    {RECOVER, 'u', 30}, {CACHE, 'z', 500}, {CACHE, 'a', 300}, {PUT, 'c', 300},   {CANCEL, 'c', 0},    {BEGIN, 'd', 200},
+    {BEGIN, 'e', 100},  {CACHE, 'f', 300}, {BEGIN, 'g', 64},  {CACHE, 'h', 300}, {COMMIT, 'e', 0},    {CACHE, 'i', 300},
+    {UNBEGIN, 'g', 0},  {HIT, 'e', 0},     {CLEAR, 0, 0},     {COMMIT, 'd', 0},  {CANCEL, 'e', 0},    {BEGIN, 'j', 200},
+    {CACHE, 'k', 300},
 };
 enum { OPS = sizeof busy / sizeof *busy, RANDOM_SCRIPTS = 8 };
 static struct op script[OPS];
@@ -92,6 +98,22 @@ static void look(shms_writer *w, state *s) {
             s->lease_of[e] = shms_get(&w->seg.leases[e].id);
 }
 
+/* Tickets that are begun and not ended, by key; slot SHMS_NONE: none. Only one process has them. */
+static shms_ticket begun[REFS];
+
+static void none_begun(void) {
+    for (int k = 0; k < REFS; k++)
+        begun[k].slot = SHMS_NONE;
+}
+
+static int end_begun(shms_writer *w, char key, int (*how)(shms_writer *, const shms_ticket *)) {
+    shms_ticket *t = &begun[key - 'a'];
+    int rc = how(w, t);
+    t->slot = SHMS_NONE;
+    return rc;
+}
+static int commit(shms_writer *w, const shms_ticket *t) { return verb_commit(w, t, NULL); }
+
 static int put(shms_writer *w, char key, uint32_t size, uint8_t *out, bool abort) {
     shms_ticket t;
     int rc = (out ? verb_begin : verb_reserve)(w, &key, 1, NULL, 0, size, &t);
@@ -119,6 +141,7 @@ static void run_script(uint64_t kill_at, bool all_succeed) {
     CHECK_EQ(64, w->seg.layout.max_leases);
     if (tell)
         look(w, &shared->after[0]);
+    none_begun();
     die_at_step(kill_at);
     for (int i = 0; i < (int)OPS; i++) {
         const struct op *op = &script[i];
@@ -179,9 +202,24 @@ static void run_script(uint64_t kill_at, bool all_succeed) {
             shms_ticket t;
             rc = verb_begin(w, &op->key, 1, NULL, 0, op->size, &t);
             shms_writer_free(w);
+            none_begun();
             CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
             break;
         }
+        case BEGIN: {
+            shms_ticket t;
+            if ((rc = verb_reserve(w, &op->key, 1, NULL, 0, op->size, &t)) == SHMS_OK) {
+                fill(t.payload, op->size, t.id);
+                begun[op->key - 'a'] = t;
+            }
+            break;
+        }
+        case COMMIT:
+            rc = end_begun(w, op->key, commit);
+            break;
+        case UNBEGIN:
+            rc = end_begun(w, op->key, verb_abort);
+            break;
         }
         if (tell) {
             if (all_succeed && rc)
@@ -303,9 +341,9 @@ static uint64_t run_every_step(bool all_succeed, uint64_t *recoveries) {
 }
 
 static void draw_script(uint64_t *seed) {
-    static const enum what likely[] = {PUT,    PUT,    CACHE,   CACHE,   CACHE,  CACHE,  HIT,     HIT,
-                                       CANCEL, CANCEL, CANCEL,  DELETE,  CLEAR,  ABORT,  ATTACH,  GET,
-                                       GET,    UNGET,  RELEASE, RELEASE, DETACH, RETIRE, RECOVER, TOUCH};
+    static const enum what likely[] = {PUT,    PUT,    CACHE,   CACHE, CACHE,  CACHE, HIT,    HIT,    CANCEL,  CANCEL,
+                                       CANCEL, DELETE, CLEAR,   ABORT, ATTACH, GET,   GET,    UNGET,  RELEASE, RELEASE,
+                                       DETACH, RETIRE, RECOVER, TOUCH, BEGIN,  BEGIN, COMMIT, COMMIT, UNBEGIN};
     for (int i = 0; i < (int)OPS; i++) {
         script[i] = (struct op){.what = likely[below(seed, sizeof likely / sizeof *likely)],
                                 .key = (char)('a' + below(seed, 8)),

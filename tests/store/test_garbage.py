@@ -48,6 +48,33 @@ def requests() -> list[Any]:
     return seen
 
 
+class Writes:
+    """Fills what its reservation has begun, at its end."""
+
+    def __init__(self, node: Any, commits: bool) -> None:
+        self.node, self.commits = node, commits
+
+    def __del__(self) -> None:
+        self.node.begun.value[:] = 7
+        if self.commits:
+            self.node.begun.commit()
+
+
+def reservations(closed: bool = False) -> list[Any]:
+    seen: list[Any] = []
+    for commits in (False, True):
+        writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+        node: Any = Node(writer=writer, begun=writer.begin("new", np.zeros(9, np.uint8)))
+        node.writes = Writes(node, commits and not closed)
+        if closed:
+            writer.close()
+            del writer
+        del node
+        gc.collect()
+        seen.append(None if closed else writer.keys())
+    return seen
+
+
 def blocks(name: str, closed: bool = False) -> list[Any]:
     writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
     writer.put("k", 1)
@@ -215,6 +242,8 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "requests": (requests, [True] * 20),
     "protect": (lambda: blocks("protect"), []),
     "reserve": (lambda: blocks("reserve"), []),
+    "begin": (reservations, [[], ["new"]]),
+    "begin, closed": (lambda: reservations(closed=True), [None, None]),
     "protect, closed": (lambda: blocks("protect", closed=True), []),
     "reserve, closed": (lambda: blocks("reserve", closed=True), []),
     "protect, older than its batch": (blocks_older_than_their_batches, []),
