@@ -77,6 +77,23 @@ def _to(source: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
     return source.to(device, non_blocking=True)
 
 
+def download(source: "torch.Tensor", place: "torch.Tensor") -> Any:
+    """Copy a tensor from its CUDA device to host memory, on the current stream; return an event behind the copy.
+
+    Returns at once if the memory is page-locked. The caller keeps both until the event has come.
+    """
+    cuda = _cuda()
+    with cuda.device(source.device):
+        _from(source, place)
+        event = cuda.Event()
+        event.record()
+        return event
+
+
+def _from(source: "torch.Tensor", place: "torch.Tensor") -> None:
+    place.copy_(source, non_blocking=True)
+
+
 def release_done() -> None:
     """Drop the sources of the copies that are done."""
     for copy in list(_in_flight):
@@ -95,10 +112,10 @@ def finish() -> None:
 class HostMemory:
     """Host memory that is page-locked for CUDA as long as this object lives; DeviceError if the driver refuses.
 
-    `owner` keeps the mapping alive.
+    `owner` keeps the mapping alive. With `writes`, the device may write to it, too.
     """
 
-    def __init__(self, address: int, nbytes: int, owner: Any) -> None:
+    def __init__(self, address: int, nbytes: int, owner: Any, *, writes: bool = False) -> None:
         self._owner = owner
         self._address = 0
         self._pid = os.getpid()
@@ -106,14 +123,14 @@ class HostMemory:
         require_cuda()
         self._cudart = cudart = _cuda().cudart()
         codes = []
-        for flags in (_READ_ONLY, 0):  # a device that does not know the flag may not need it
+        for flags in (0,) if writes else (_READ_ONLY, 0):  # a device that does not know the flag may not need it
             code = int(cudart.cudaHostRegister(address, nbytes, flags))
             if code == 0:
                 self._address = address
                 return
-            codes.append(code)
+            codes.append(f"{code} {'read-only' if flags else 'without flags'}")
         raise DeviceError(
-            f"cudaHostRegister of {nbytes} bytes failed: {codes[0]} read-only, {codes[1]} without flags",
+            f"cudaHostRegister of {nbytes} bytes failed: {', '.join(codes)}",
             hint="check `ulimit -l` and the container's memory limit, or go on without it: copies are slower then",
         )
 

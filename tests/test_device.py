@@ -193,6 +193,26 @@ def test_only_arenas_that_were_taken_are_locked_and_a_later_one_by_another_call(
     assert sorted(cuda.unregistered) == sorted(address for address, _, _ in cuda.registered)
 
 
+def test_a_writer_locks_its_arena_and_a_copy_from_the_device_fills_what_it_has_begun(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda
+) -> None:
+    assert 64 * KIB == writer.register_host_memory() == writer.register_host_memory()
+    assert [(64 * KIB, 0)] == [(nbytes, flags) for _, nbytes, flags in cuda.registered]  # the device writes to it
+    begun = writer.begin("a", torch.zeros(4))
+    event = module.download(torch.arange(4.0), begun.value)
+    assert event.query()
+    begun.commit()
+    assert torch.equal(torch.arange(4.0), reader.get(writer.get_cached("a")))
+    writer.close()
+    assert [address for address, _, _ in cuda.registered] == cuda.unregistered
+    cuda.refused = (0,)
+    with (
+        ObjectStoreWriter.create(capacity=64 * KIB, n_readers=1) as another,
+        pytest.raises(DeviceError, match="801 without flags"),
+    ):
+        another.register_host_memory()
+
+
 def closed(writer: ObjectStoreWriter) -> ObjectStoreReader:
     with ObjectStoreReader.attach(writer.handle) as reader:
         return reader

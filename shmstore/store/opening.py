@@ -7,8 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from shmstore.bindings import store as native
 from shmstore.bindings.claims import Claims
+from shmstore.device import HostMemory
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
@@ -42,6 +45,7 @@ class Openable(Closable):
     """The part of a writer that opens and closes its store."""
 
     _claims: Claims | None = None
+    _registered: HostMemory | None = None
 
     def __init__(
         self, writer: native.Writer | None = None, name: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
@@ -356,6 +360,16 @@ class Openable(Closable):
         """The number of ranks of each group."""
         return self._writer.groups
 
+    def register_host_memory(self) -> int:
+        """Page-lock this writer's arena for CUDA, for asynchronous copies into what it begins; return its bytes.
+
+        Idempotent. `close` unlocks the pages. Raises DeviceError without CUDA, or if the driver refuses.
+        """
+        if self._registered is None:
+            data, _ = self._writer.data()
+            self._registered = HostMemory(np.frombuffer(data, np.uint8).ctypes.data, len(data), data, writes=True)
+        return self._registered.nbytes
+
     def close(self, unlink: bool | None = None) -> None:
         """Close the store; idempotent. What `create` made goes with its last writer, what `open` had stays.
 
@@ -364,6 +378,8 @@ class Openable(Closable):
         Readers keep what they have; views stay valid.
         """
         if self._open:
+            if self._registered is not None:
+                self._registered.close()
             self._writer.close(native.AS_RECORDED if unlink is None else bool(unlink))
             self._claims = None
             self._open = False

@@ -26,7 +26,7 @@ os.environ |= {
     "SHMSTORE_VLLM": "strict",
 }
 
-VLLMS = ("psm_", "vllm_dist_", "sem.loky-")
+VLLMS = ("psm_", "vllm_dist_", "sem.loky-", "sem.mp-")
 """How the names of vLLM's own files in /dev/shm begin."""
 
 

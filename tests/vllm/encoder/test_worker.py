@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from shmstore import device
 from shmstore.integrations.vllm.encoder import worker
 from shmstore.integrations.vllm.encoder.messages import Step
 from shmstore.integrations.vllm.encoder.settings import Settings
@@ -33,12 +36,14 @@ def name() -> Iterator[str]:
 def make(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     made = []
 
-    def work(rank: int = 0, first_stage: bool = True, stores: bool = True, **options: Any) -> WorkerSide:
+    def work(
+        rank: int = 0, first_stage: bool = True, stores: bool = True, device: str = "cpu", **options: Any
+    ) -> WorkerSide:
         group = SimpleNamespace(rank_in_group=rank, is_first_rank=first_stage)
         monkeypatch.setattr(worker, "get_tp_group", lambda: group)
         monkeypatch.setattr(worker, "get_pp_group", lambda: group)
         given: dict[str, Any] = {"store": name, "capacity_gb": 4 * MIB, "readers": 4}
-        made.append(WorkerSide(Settings(**given | options), "cpu", stores=stores))
+        made.append(WorkerSide(Settings(**given | options), device, stores=stores))
         return made[-1]
 
     yield work
@@ -130,3 +135,63 @@ def test_a_consumer_does_not_store_and_stages_behind_the_first_have_nothing(make
     assert [None] * 3 == [consumer._writer, behind._writer, behind._reader]
     with ObjectStoreReader.attach(name, None) as reader:
         assert not reader.has("a/1", namespace="scope")
+
+
+class Gpu:
+    """A device that makes its copies when it is told to."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+        self.copies: list[Callable[[], object]] = []
+        self.locked: list[tuple[int, int]] = []
+
+    def is_available(self) -> bool:
+        return True
+
+    def device(self, device: Any) -> Any:
+        return nullcontext()
+
+    def Event(self) -> Gpu:  # noqa: N802 - torch's name
+        return self
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None:
+        assert self.told.wait(30)
+        while self.copies:
+            self.copies.pop()()
+
+    def cudart(self) -> Gpu:
+        return self
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        self.locked.append((nbytes, flags))
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802 - CUDA's name
+        self.locked.clear()
+
+
+def test_a_copy_from_a_device_is_stored_when_it_is_done_though_no_step_follows(
+    make: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu()
+    monkeypatch.setattr(device, "_cuda", lambda: gpu)
+    monkeypatch.setattr(device, "_from", lambda source, place: gpu.copies.append(lambda: place.copy_(source.real)))
+    one = make(device="cuda")
+    assert [(writer(one).stats().capacity, 0)] == gpu.locked
+    real = torch.arange(4.0)
+    output = SimpleNamespace(real=real, device=torch.device("cuda"), shape=(4,), dtype=real.dtype, nbytes=16)
+    one.save(saves(a="a/4"), "a", output)
+    assert one.report(saves(a="a/4")) is None  # so the scheduler keeps the claim
+    assert one.report(Step(8)) is None
+    assert not reader(one).has("a/4", namespace="scope")
+    gpu.told.set()
+    (copy,) = one._due[7]
+    copy.result(30)
+    assert torch.equal(real, reader(one).get(stored(one, "a/4")))
+    report = one.report(Step(9))
+    assert report is not None
+    assert ([7], 1) == (report.done, report.figures["stored"])
+    one.close()
+    assert [] == gpu.locked

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-from shmstore.errors import ObjectExistsError, ShmStoreError, WriterActiveError
+from shmstore.device import download
+from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, WriterActiveError
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import START, Settings
 from shmstore.multimodal.caches.shm_receiver import get_patiently
 from shmstore.serde import TensorSpec
-from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter, Reservation
 
 KIND = "encoder"
 _OUTPUT = 256 << 10
@@ -43,20 +46,39 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
     return writer
 
 
+def lock_pages(writer: ObjectStoreWriter) -> None:
+    """Let copies into this engine's part of the store be asynchronous, if the driver does."""
+    try:
+        writer.register_host_memory()
+    except DeviceError as error:
+        _log.warning("encoder outputs are copied to host memory that is not page-locked: %s", error)
+
+
+def _commit(output: Any, event: Any, place: Reservation) -> None:
+    """Store a copy from a device when it is done; `output` is kept until then."""
+    event.synchronize()
+    with suppress(ShmStoreError):  # closed meanwhile
+        place.commit()
+
+
 class WorkerSide:
     """What one worker has of the store. The stages behind the first neither encode nor load."""
 
     def __init__(self, settings: Settings, device: str, *, stores: bool) -> None:
-        self._first = get_tp_group().rank_in_group == 0
+        self._first = get_pp_group().is_first_rank and get_tp_group().rank_in_group == 0
         self._device = device
         self._views = settings.read == "views"
         self._figures: Counter[str] = Counter()
         self._warned = False
+        self._due: dict[int, list[Future[None]]] = {}  # by step, what is being stored, until it is reported
+        self._pool = ThreadPoolExecutor(1, "shmstore-commit")  # since no step may follow the one that has begun it
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
         if get_pp_group().is_first_rank:
             if stores and self._first:
                 self._writer = open_store(settings)
+                if self._writer is not None and device == "cuda":
+                    lock_pages(self._writer)
             self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START)
 
     def load(self, step: Step, cache: dict[str, Any]) -> None:
@@ -79,8 +101,13 @@ class WorkerSide:
             return
         template = TensorSpec(output.shape, output.dtype)
         try:
-            with self._writer.reserve(key, template, kind=KIND, namespace=step.namespace) as place:
-                place.copy_(output)  # contiguous, though it may be a view of a batch
+            place = self._writer.begin(key, template, kind=KIND, namespace=step.namespace, unless_stored=True)
+            if output.device.type == "cuda":
+                event = download(output, place.value)
+                self._due.setdefault(step.number, []).append(self._pool.submit(_commit, output, event, place))
+            else:
+                place.value.copy_(output)
+                place.commit()
         except ObjectExistsError:
             return
         except ShmStoreError as error:  # full or too large: the engine goes on without
@@ -97,13 +124,21 @@ class WorkerSide:
 
         When its output comes, the others have loaded, too: they compute together.
         """
-        if not self._first or not (step.loads or step.saves):
+        if not self._first:
             return None
+        if step.loads or step.saves:
+            self._due.setdefault(step.number, [])
+        done = [number for number, copies in self._due.items() if all(copy.done() for copy in copies)]
+        if not done:
+            return None
+        for number in done:
+            del self._due[number]
         figures, self._figures = self._figures, Counter()
-        return Report([step.number], figures)
+        return Report(done, figures)
 
     def close(self) -> None:
-        """Close the store, which stays."""
+        """Close the store, which stays, when the copies are done."""
+        self._pool.shutdown()
         for one in (self._reader, self._writer):
             if one is not None:
                 one.close()
