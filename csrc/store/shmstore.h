@@ -82,10 +82,11 @@
 #define SHMS_CHECKSUMS 8 /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
 #define SHMS_EPHEMERAL 16 /* nobody will ask for this name, so a dead writer's segment may be removed (shms_probe) */
-#define SHMS_OUTLIVES 32 /* of _create, and of `expected`: SHMS_AS_RECORDED keeps the name */
+#define SHMS_OUTLIVES 32 /* of _create: SHMS_AS_RECORDED keeps the name */
 #define SHMS_OWNS 64 /* of _create: the handle has no arena; the store lives until it and all writers have ended */
 
-#define SHMS_AS_RECORDED -1 /* the name goes with the last writer, unless a writer has come with SHMS_OUTLIVES */
+#define SHMS_AS_RECORDED -1 /* the name goes with the last writer, unless SHMS_OUTLIVES or _stay keeps it */
+#define SHMS_AS_IT_WAS -2 /* the name stays, and so does what is recorded of it */
 
 #define SHMS_EVENT_PUT 1 /* committed */
 #define SHMS_EVENT_EVICTED 2
@@ -259,8 +260,11 @@ int shms_writer_recover(shms_writer **out, const char *name, const shms_expected
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected);
 /* Releases the lock as soon as the last ticket has ended; its commit returns SHMS_ECLOSED. The mapping stays until
  * _free. With `unlink` 1 the name goes with the last writer; with 0 it stays, and is no longer ephemeral; or
- * SHMS_AS_RECORDED. */
+ * SHMS_AS_RECORDED or SHMS_AS_IT_WAS. */
 int shms_writer_close(shms_writer *w, int unlink);
+/* Records that the name is no longer ephemeral, and if `beyond_close`, that SHMS_AS_RECORDED keeps it. For a caller that
+ * has taken the store over by its name, when nothing else can fail. */
+int shms_writer_stay(shms_writer *w, int beyond_close);
 void shms_writer_free(
     shms_writer *w); /* if not closed, ends it like a process that dies, without unlinking; NULL is allowed */
 /* The same for the variable that has the handle, so that an owner can exist before the handle does. */

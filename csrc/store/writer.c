@@ -241,7 +241,7 @@ typedef struct damage {
     ino_t ino;
 } damage;
 
-static int start(shms_writer **out, const char *name, const shms_options *options, int arena, bool keep,
+static int start(shms_writer **out, const char *name, const shms_options *options, int arena,
                  const shms_expected *expected, damage *damaged) {
     struct shms_writer *w = calloc(1, sizeof *w);
     if (!w)
@@ -288,10 +288,6 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     }
     pthread_mutex_init(&w->placing, NULL);
     pthread_mutex_init(&w->mutex, NULL);
-    if (!options && expected && expected->options && expected->options->flags & SHMS_OUTLIVES)
-        stay(w, SHMS_BEYOND_CLOSE);
-    else if (!options && keep)
-        stay(w, SHMS_BEYOND_DEATH); /* its name was asked for */
     if (!options) { /* after V2, which readers may be waiting for, and B4, for which others may not wait */
         if (expected && expected->options)
             w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
@@ -302,11 +298,11 @@ static int start(shms_writer **out, const char *name, const shms_options *option
 }
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
-    return start(out, name, options, 0, false, NULL, &(damage){0});
+    return start(out, name, options, 0, NULL, &(damage){0});
 }
 
 int shms_writer_recover(shms_writer **out, const char *name, const shms_expected *expected) {
-    return start(out, name, NULL, 0, true, expected, &(damage){0});
+    return start(out, name, NULL, 0, expected, &(damage){0});
 }
 
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected) {
@@ -314,7 +310,7 @@ int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_
     int rc;
     do { /* again without an arena that turned out to be damaged */
         before = damaged;
-        rc = start(out, name, NULL, arena, false, expected, &damaged);
+        rc = start(out, name, NULL, arena, expected, &damaged);
     } while (rc == SHMS_ECORRUPT && arena == SHMS_ANY_ARENA && memcmp(&before, &damaged, sizeof before));
     return rc == SHMS_EWRITERACTIVE && damaged.arenas ? SHMS_ECORRUPT : rc;
 }
@@ -335,7 +331,15 @@ static int end(struct shms_writer *w, int unlinks, bool stays) {
     return shms_writer_leave_place(w, SHMS_OK);
 }
 
-int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink, !unlink); }
+int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink == SHMS_AS_IT_WAS ? 0 : unlink, unlink == 0); }
+
+int shms_writer_stay(shms_writer *w, int beyond_close) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    stay(w, beyond_close ? SHMS_BEYOND_CLOSE : SHMS_BEYOND_DEATH);
+    return shms_writer_leave(w, SHMS_OK);
+}
 
 void shms_writer_free(shms_writer *w) {
     if (!w)

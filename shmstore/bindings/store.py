@@ -66,6 +66,7 @@ EPHEMERAL: int = lib.SHMS_EPHEMERAL
 OUTLIVES: int = lib.SHMS_OUTLIVES
 OWNS: int = lib.SHMS_OWNS
 AS_RECORDED: int = lib.SHMS_AS_RECORDED
+AS_IT_WAS: int = lib.SHMS_AS_IT_WAS
 
 
 def _filled_record(kind: str, fill: Callable[..., int], handle: Any) -> Any:
@@ -293,6 +294,10 @@ class Writer:
             if code < 0:
                 self._w, self._hold = handle, hold
                 fail(code)
+
+    def stay(self, beyond_close: bool) -> None:
+        """Record that the name stays when the last writer dies, or also when it closes."""
+        require(lib.shms_writer_stay(self._w, beyond_close))
 
     def batch(self) -> Batch:
         """Return an empty batch: the spare one, or a new one if another thread or a signal handler has it."""

@@ -244,9 +244,12 @@ class Openable(Closable):
                 _log.info("recovered store %s with %d objects", name, made._recovered)
             else:
                 _log.debug("joined store %s as writer %d", name, made.index)
+            outlives = options is not None and bool(options.flags & native.OUTLIVES)
+            if outlives or arena is None:  # last, since it is for good
+                writer.stay(outlives)
             return made  # as in `create`
         except BaseException:
-            writer.close(unlink=False)  # another call can recover it
+            writer.close(native.AS_IT_WAS)  # another call can recover it
             raise
 
     @classmethod

@@ -24,6 +24,8 @@ static shms_writer *join(uint32_t n_writers, uint32_t flags) {
     shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = flags ? &o : NULL};
     shms_writer *w;
     CHECK_EQ(SHMS_OK, shms_writer_join(&w, name, SHMS_ANY_ARENA, &e));
+    if (flags & SHMS_OUTLIVES)
+        CHECK_EQ(SHMS_OK, shms_writer_stay(w, 1));
     return w;
 }
 

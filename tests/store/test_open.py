@@ -128,6 +128,55 @@ def test_a_store_of_other_options_is_replaced_or_named(
     assert (logging.WARNING, True) == (record.levelno, all(part in record.getMessage() for part in (name, *named)))
 
 
+def test_a_call_that_fails_does_not_change_what_the_last_close_does(stores: Stores, name: str) -> None:
+    """Quotas of one kind too many are known only from what the store has."""
+    first = stores.keep(ObjectStoreWriter.create(name, **OPTIONS, n_writers=2))
+    second = stores.keep(ObjectStoreWriter.join(name))
+    for number in range(15):
+        second.put(str(number), number, kind=str(number))
+    second.close()
+    with pytest.raises(ValueError, match="one too many"):
+        reopened(stores, name, n_writers=2, quotas={"another": 0.5})
+    first.close()
+    assert not (SHM / name).exists()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_only_a_recovery_that_succeeds_keeps_an_ephemeral_store_from_the_next_create(
+    stores: Stores, name: str, fails: bool
+) -> None:
+    chosen = f"shmstore-{name}"
+
+    def kill_one_that(takes: Callable[[], ObjectStoreWriter]) -> None:
+        def live() -> None:
+            writer = takes()
+            for number in range(15):
+                writer.put(f"{number} {writer.recovered}", number, kind=str(number))
+            ready.send()
+            while writer:
+                time.sleep(60)
+
+        ready = Signal()
+        child = Child(live)
+        try:
+            ready.wait()
+        finally:
+            child.kill()
+            ready.close()
+
+    kill_one_that(lambda: ObjectStoreWriter.open(chosen, **OPTIONS, keep=False))
+    if fails:
+        with pytest.raises(ValueError, match="one too many"):
+            ObjectStoreWriter.recover(chosen, quotas={"another": 0.5})
+    else:
+        kill_one_that(lambda: ObjectStoreWriter.recover(chosen))
+    assert (SHM / chosen).exists()
+    stores.create()
+    assert fails != (SHM / chosen).exists()
+    if not fails:
+        ObjectStoreWriter.unlink(chosen)
+
+
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_a_store_is_taken_over_whatever_it_says_of_prefault(
     stores: Stores, name: str, before: bool, after: bool
