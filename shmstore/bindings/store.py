@@ -230,7 +230,7 @@ class Writer:
         """What caches take while they store or delete: one for all caches of this writer."""
         packed, place = _new("shms_options *"), _new("uint64_t[2]")
         self.store_id: int = lib.shms_writer_options(self._w, packed, place)
-        options = _unpacked(packed)
+        self.options = options = _unpacked(packed)
         self.n_readers = options.n_readers
         self.n_writers = options.n_writers
         self.arena: int = place[0]

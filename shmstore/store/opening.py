@@ -209,19 +209,21 @@ class Openable(Closable):
         by_handle: bool = False,
         *,
         options: native.Options | None = None,
+        accept: bool = False,
         arena: int | None = None,
         keep_leases: bool = True,
     ) -> Self:
         name = expected[0]
+        required = None if accept else options
         try:
-            writer = native.Writer.recover(*expected, options, arena, keep_leases)
+            writer = native.Writer.recover(*expected, required, arena, keep_leases)
         except StoreNotFoundError as error:
             raise refusals.not_found(error, name, by_handle) from None
         except WriterActiveError:
-            raise refusals.active(name, arena, options) from None
+            raise refusals.active(name, arena, required) from None
         except LayoutMismatchError as error:
-            if options is not None and error._code == native.OTHER_OPTIONS:
-                raise refusals.other_options(name, options) from None
+            if required is not None and error._code == native.OTHER_OPTIONS:
+                raise refusals.other_options(name, required) from None
             raise refusals.another_layout(error, name, expected[2]) from None
         except ForeignStoreError:
             raise refusals.foreign(name, may_allow=options is None) from None
@@ -244,6 +246,8 @@ class Openable(Closable):
                 _log.info("recovered store %s with %d objects", name, made._recovered)
             else:
                 _log.debug("joined store %s as writer %d", name, made.index)
+            if options is not None and (differ := refusals.differences(writer.options._asdict(), options)):
+                _log.warning("accepted store %s, which has other options: %s", name, ", ".join(differ))
             outlives = options is not None and bool(options.flags & native.OUTLIVES)
             if outlives or arena is None:  # last, since it is for good
                 writer.stay(outlives)
@@ -269,7 +273,7 @@ class Openable(Closable):
         checksums: bool = False,
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
-        on_mismatch: Literal["recreate", "raise"] = "recreate",
+        on_mismatch: Literal["recreate", "raise", "accept"] = "recreate",
         keep: bool = True,
         keep_leases: bool = False,
         wait: float = 60.0,
@@ -286,7 +290,9 @@ class Openable(Closable):
 
         A store with other options, of another version or damaged is removed and created again, with a warning in the
         log. With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is
-        wrong. A file that is not a store is never removed: LayoutMismatchError.
+        wrong. With "accept" other options are no mismatch: the store is taken with those it has, also while others
+        write, and a warning in the log says which differ; the rest is as with "raise". A file that is not a store is
+        never removed: LayoutMismatchError.
         A store is never removed while a writer lives. Raises LayoutMismatchError then if the options differ and
         `n_writers`, there or here, is above 1; else WriterActiveError, unless an arena is free. It is raised, too, when
         `wait` is over. Raises ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like
@@ -299,9 +305,10 @@ class Openable(Closable):
         limits = checked_quotas(quotas, options.capacity)
         expected, chosen_serde = expected_store(checked_name(name), None, "name"), checked_serde(serde)
         chosen = expected[0]
-        arena = None if options.n_writers == 1 else native.ANY_ARENA
-        if on_mismatch not in ("recreate", "raise"):
-            raise ValueError(f"on_mismatch must be 'recreate' or 'raise', not {shown(on_mismatch)}")
+        accept = on_mismatch == "accept"
+        arena = None if options.n_writers == 1 and not accept else native.ANY_ARENA
+        if on_mismatch not in ("recreate", "raise", "accept"):
+            raise ValueError(f"on_mismatch must be 'recreate', 'raise' or 'accept', not {shown(on_mismatch)}")
         if not keep and not chosen.startswith(PREFIX):
             raise ValueError(f"the name of a store that is not kept must begin with {PREFIX!r}, not be {shown(chosen)}")
         end = time.monotonic() + seconds_of("wait", wait)
@@ -309,7 +316,7 @@ class Openable(Closable):
             seen = leftovers.look(chosen)
             try:
                 made = cls._recover(
-                    expected, chosen_serde, quotas, options=options, arena=arena, keep_leases=keep_leases
+                    expected, chosen_serde, quotas, options=options, accept=accept, arena=arena, keep_leases=keep_leases
                 )
             except StoreNotFoundError as error:
                 if error._code == native.CREATING:
@@ -322,7 +329,7 @@ class Openable(Closable):
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:
-                leftovers.make_room(chosen, seen, error, on_mismatch == "raise", options)
+                leftovers.make_room(chosen, seen, error, on_mismatch != "recreate", options)
                 continue
             if not keep:
                 leftovers.close_at_exit(made)

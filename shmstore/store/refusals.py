@@ -76,7 +76,7 @@ def active(
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
         first = inspector.facts()
         n_writers = first["n_writers"]
-        if asked is not None and max(n_writers, asked.n_writers) > 1 and (differ := _differences(first, asked)):
+        if asked is not None and max(n_writers, asked.n_writers) > 1 and (differ := differences(first, asked)):
             return _other_options(
                 name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
             )
@@ -140,7 +140,8 @@ def damaged(name: str, arena: int | None) -> CorruptStoreError:
     )
 
 
-def _differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
+def differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
+    """Return in words which options of a store differ from those asked for."""
     differ = [
         f"{option} is {facts[option]}, not {wanted}"
         for option, wanted in asked._asdict().items()
@@ -160,7 +161,7 @@ def _other_options(name: str, differ: list[str], hint: str) -> LayoutMismatchErr
 def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
     """Return the error for a store that was created with other options; it says which."""
     with closing(Inspector(name)) as inspector:
-        differ = _differences(inspector.facts(), asked)
+        differ = differences(inspector.facts(), asked)
     return _other_options(name, differ, "open it with its own options, or let on_mismatch='recreate' replace it")
 
 

@@ -128,6 +128,56 @@ def test_a_store_of_other_options_is_replaced_or_named(
     assert (logging.WARNING, True) == (record.levelno, all(part in record.getMessage() for part in (name, *named)))
 
 
+ACCEPTED: dict[str, Any] = {
+    "capacity": 32 * 1024,
+    "n_readers": 3,
+    "max_object_size": 4096,
+    "max_objects": 7,
+    "eviction": "fifo",
+    "checksums": True,
+    "n_writers": 2,
+    "groups": [1, 1],
+}
+
+
+@pytest.mark.parametrize("option", ACCEPTED)
+@pytest.mark.parametrize("leave", [left, left_by_kill])
+def test_a_store_of_other_options_is_accepted_with_its_own(
+    stores: Stores, name: str, leave: Callable[[str], StoreHandle], option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = leave(name)
+    writer = reopened(stores, name, on_mismatch="accept", quotas={"image": 1.0}, **{option: ACCEPTED[option]})
+    assert (handle, 1, ["k"]) == (writer.handle, writer.recovered, writer.keys())
+    figures = writer.stats()
+    assert (64 * 1024, 64 * 1024, 0) == (figures.capacity, figures.kinds["image"].quota, figures.open_leases)
+    (record,) = caplog.records
+    assert (logging.WARNING, True) == (record.levelno, all(s in record.getMessage() for s in (name, option)))
+    writer.close()
+    assert (SHM / name).exists(), "it was opened, so closing keeps it"
+
+
+def test_a_store_is_accepted_beside_living_writers_as_long_as_there_is_a_place(stores: Stores, name: str) -> None:
+    first = stores.keep(ObjectStoreWriter.create(name, **OPTIONS, n_writers=2))
+    first.put("k", VALUE)
+    second = reopened(stores, name, capacity=4096, on_mismatch="accept")
+    assert (1, 2, True) == (second.index, second.n_writers, second.is_cached("k"))
+    for options in ({"capacity": 4096}, {"n_writers": 3}):
+        with raises(WriterActiveError, names=[name]):
+            reopened(stores, name, on_mismatch="accept", **options)
+
+
+def test_accept_creates_where_nothing_is_and_says_nothing_of_the_same_options(
+    stores: Stores, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for recovered in (0, 1):
+        writer = reopened(stores, name, on_mismatch="accept")
+        assert recovered == writer.recovered
+        if not recovered:
+            writer.put("k", VALUE)
+        writer.close()
+    assert [] == caplog.records
+
+
 def test_a_call_that_fails_does_not_change_what_the_last_close_does(stores: Stores, name: str) -> None:
     """Quotas of one kind too many are known only from what the store has."""
     first = stores.keep(ObjectStoreWriter.create(name, **OPTIONS, n_writers=2))
@@ -240,8 +290,9 @@ def test_a_store_that_is_damaged_or_of_another_version_is_replaced_or_named(
     left(name)
     damage(SHM / name)
     before = (SHM / name).read_bytes()
-    with pytest.raises(error):
-        ObjectStoreWriter.open(name, **OPTIONS, on_mismatch="raise")
+    for on_mismatch in ("raise", "accept"):
+        with pytest.raises(error):
+            reopened(stores, name, on_mismatch=on_mismatch)
     assert before == (SHM / name).read_bytes()
     assert 0 == reopened(stores, name).recovered
     assert [logging.WARNING] == [record.levelno for record in caplog.records]
