@@ -10,7 +10,8 @@
  * 3. A writer may die or stop between two stores. It leaves sums that do not agree, leases of objects that are gone, or
  *    that are not in the list of their holds, an index that is not complete, and a slot in WRITING or EVICTING. `recover`
  *    repairs all of that. The two states are not findings; the others are. The caller knows whether the writer runs, and
- *    so what they mean. Leases of a dead writer on objects of others are void, so their objects may be gone.
+ *    so what they mean. While it runs, the caller looks again for as long as a busy machine may keep it from going on.
+ *    Leases of a dead writer on objects of others are void, so their objects may be gone.
  */
 #include "inspector.h"
 

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import inspect as native
 from shmstore.bindings.store import MAX_WRITERS
+from shmstore.inspect import verify as module
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.verify import VerifyReport, verify
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, fill, peek, piped, poke, running, stop, three_writers
@@ -68,6 +70,12 @@ def cells_of(path: Path, slot: int) -> list[int]:
 
 def first_at(path: Path, writer: int, slot: int) -> int:
     return of_writer(path, writer, peek(path, FIELDS["holds_at"])) + 16 * slot
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For damage in what is idle: no time to end what is not going on."""
+    monkeypatch.setattr(module, "_PATIENCE", 0.0)
 
 
 @pytest.fixture
@@ -149,6 +157,7 @@ def test_every_kind_of_finding_has_a_damage_that_makes_it(store: tuple[Path, obj
     assert set(OF_SEVERAL) == set(damages_of_several(store[0]))
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("kind", OF_SEVERAL)
 def test_damage_in_one_arena_is_found_and_names_it(kind: str) -> None:
     with three_writers() as (writer, _):
@@ -187,6 +196,7 @@ def test_each_arena_is_judged_by_its_own_writer() -> None:
         assert {("used", 0), ("state", 2)} == found
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {"adopting", "holds", "unlisted"}))
 def test_damage_is_found_and_the_store_sound_again_without_it(kind: str, store: tuple[Path, object, object]) -> None:
     path = store[0]
@@ -206,6 +216,30 @@ def test_damage_is_found_and_the_store_sound_again_without_it(kind: str, store: 
     assert verify(path.name).ok
 
 
+@pytest.mark.parametrize("kind", ["used", "index", "lease_object", "pin_free"])
+def test_what_a_living_process_was_late_to_end_is_not_damage(kind: str, store: tuple[Path, object, object]) -> None:
+    path = store[0]
+    whole = {offset: peek(path, offset) for offset, _ in damages(path)[kind]}
+    for offset, value in damages(path)[kind]:
+        poke(path, offset, value)
+
+    def end() -> None:
+        for offset, value in whole.items():
+            poke(path, offset, value)
+
+    late = threading.Timer(0.3, end)
+    late.start()
+    try:
+        assert () == verify(path.name).findings
+    finally:
+        late.join()
+
+
+def test_damage_where_a_living_writer_is_idle_is_found_in_seconds(store: tuple[Path, object, object]) -> None:
+    poke(store[0], FIELDS["used_bytes"], 64)
+    assert {"used"} == wrong(verify(store[0].name))
+
+
 def test_a_reader_that_was_closed_is_sound(store: tuple[Path, object, ObjectStoreReader]) -> None:
     path, _, reader = store
     reader.close()
@@ -213,6 +247,7 @@ def test_a_reader_that_was_closed_is_sound(store: tuple[Path, object, ObjectStor
     assert verify(path.name).ok
 
 
+@pytest.mark.usefixtures("impatient")
 def test_the_ranks_are_looked_at_once_however_many_pins_are_wrong(
     store: tuple[Path, object, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +385,8 @@ def test_damage_is_found_at_full_speed() -> None:
     with running(name, _storm):
         poke(SHM / name, rank_at(SHM / name, 1) + BASE_AT, 1 << 60)
         assert {"base", "unattached"} == wrong(verify(name))
+        poke(SHM / name, FIELDS["kinds"] + 3 * 48 + 24, 64)  # which lasts while the limit of `base` grows
+        assert {"base", "unattached", "kind_bytes"} == wrong(verify(name))
 
 
 @pytest.mark.parametrize("objects", [3, 3000], ids=["findings that fit a buffer", "findings that do not"])
