@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from shmstore import CorruptStoreError, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
+from shmstore import (
+    CorruptStoreError,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    StaleRefError,
+    StoreClosedError,
+    StoreFullError,
+)
 from shmstore.bindings import inspect as native
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import HELD, LIVE, mark_of
@@ -94,6 +101,33 @@ def test_looking_takes_no_lock_and_leaves_no_trace(stores: Stores) -> None:
         with pytest.raises(StoreClosedError):
             inspector.facts()
     heir.check_valid()
+
+
+def test_a_rank_that_no_lease_waits_for_is_not_awaited(stores: Stores) -> None:
+    """Neither in a record, which `dump` and `top` show, nor in the hint of a full store."""
+    writer, other = (
+        (first := stores.create(capacity=1 << 16, n_readers=3, n_writers=2)),
+        stores.keep(ObjectStoreWriter.join(first.handle)),
+    )
+    with ObjectStoreReader.attach(writer.handle, 0, finds_only=True):
+        for retiring in (writer, other):
+            retiring.retire(1)
+        kept = [by.put(str(by.index), bytes(40_000)) for by in (writer, other)]
+        with StoreInspector.open(writer.name) as inspector:
+            readers = inspector.readers()
+            assert [(2,), (2,)] == [lease.waiting_for for lease in inspector.leases()]
+        assert ["alive", "retired", "awaited"] == [r.state for r in readers]
+        assert [(0, None), (0, None), (2, True)] == [
+            (r.unacknowledged, r.lag_seconds is not None or None) for r in readers
+        ]
+        with raises(StoreFullError, hint=["rank 2 has never attached"]) as caught:
+            writer.put("c", bytes(40_000))
+        assert {2} == set(caught.value.held_bytes_by_rank or ())
+    for by, ref in zip((writer, other), kept, strict=True):
+        by.retire(2)
+        assert by.validate(ref)
+    with StoreInspector.open(writer.name) as inspector:
+        assert ["closed", "retired", "retired"] == [r.state for r in inspector.readers()]
 
 
 def test_a_record_says_who_holds_what(stores: Stores) -> None:
