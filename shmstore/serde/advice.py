@@ -39,6 +39,8 @@ def _for_array(array: "np.ndarray[Any, Any]") -> str | None:
         return "store numpy.array(array.tolist()), whose strings have a fixed width"
     if array.dtype.hasobject:
         return "store array.tolist(), or array.astype(...) with a dtype of fixed size"
+    if array.dtype.type is np.record:
+        return f"store numpy.asarray(array).view((numpy.void, array.dtype)), {_REGISTER}"
     if type(array) is not np.ndarray:
         return f"store numpy.asarray(array), {_REGISTER}"
     return "store its bits, as array.view(...) of an integer dtype of that size, or a torch tensor"
@@ -55,6 +57,7 @@ _ADVICE: tuple[tuple[Any, str], ...] = (  # the first one counts
     (complex, "store numpy.complex128(value)"),
     ((bytearray, memoryview), "store bytes(value), or numpy.frombuffer(value, ...)"),
     ((Set, deque, range, Iterator), f"store list(value), {_REGISTER}"),
+    (np.record, "store numpy.asarray(value).view((numpy.void, value.dtype))"),
     (np.generic, "store numpy.asarray(value)"),  # .item() of a longdouble or a datetime64 is not a plain number
     (os.PathLike, "store str(value)"),
 )

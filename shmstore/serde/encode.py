@@ -178,6 +178,8 @@ class _Walk:
         if registration is None:
             if tensors.is_of_torch(type(value)):
                 return self.value(value, depth)
+            if type(value) is np.memmap:
+                return self.array(value)
             raise _RefusedError(f"no serializer for {type(value).__name__}", advice_for(value))
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")

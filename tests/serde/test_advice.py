@@ -59,6 +59,13 @@ def _quantised() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
 
 
+RECORD = [("a", "i4"), ("b", "f8")]
+
+
+def _unrecorded(value: Any) -> Any:
+    return np.asarray(value).view((np.void, value.dtype))
+
+
 STRINGS: Any = getattr(np.dtypes, "StringDType", None)
 
 # A refused value, words of its hint, and what they amount to.
@@ -101,6 +108,9 @@ CASES: dict[str, tuple[Callable[[], Any], str, Callable[[Any], Any]]] = {
         lambda value: [value.data, value.mask],
     ),
     "matrix": (lambda: np.ones((2, 2)).view(np.recarray), "numpy.asarray(array)", np.asarray),
+    "recarray": (lambda: np.rec.array([(1, 2.0)], RECORD), ".view((numpy.void, array.dtype))", _unrecorded),
+    "record": (lambda: np.rec.array([(1, 2.0)], RECORD)[0], ".view((numpy.void, value.dtype))", _unrecorded),
+    "duration": (lambda: np.timedelta64(1, "s"), "numpy.asarray(value)", np.asarray),
 }
 if STRINGS is not None:
     CASES["array of strings"] = (
@@ -154,7 +164,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
     "range": (range(3), "list(value)"),
     "ext value": (msgpack.ExtType(3, b""), "tuple(value)"),
     "timestamp": (msgpack.Timestamp(1), "register_type"),
-    "record": (np.zeros(2, np.dtype((np.record, [("a", "f4")]))), "its bits"),
+    "record": (np.zeros(2, np.dtype((np.record, [("a", "f4")]))), "numpy.void"),
     "field of objects": (np.zeros(2, [("a", "O")]), "array.tolist()"),
     "freed storage": (_freed(), "clone()"),
 }

@@ -9,6 +9,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,15 @@ def test_a_tensor_of_every_dtype_and_shape_comes_back_bit_for_bit(dtype: torch.d
         assert exact(back) == exact(tensor)
         assert type(back) is torch.Tensor
         assert back.is_contiguous()
+
+
+def test_a_mapped_file_is_stored_as_an_array(tmp_path: Path) -> None:
+    mapped: Any = np.memmap(tmp_path / "file", "<i4", "w+", shape=(6, 4))
+    mapped[:] = np.arange(24).reshape(6, 4)
+    for part in (mapped, mapped[::2, 1:3], np.memmap(tmp_path / "file", "<i4", "r")):
+        back = round_trip({"a": [part]})["a"][0]
+        assert type(back) is np.ndarray
+        assert exact(back) == exact(np.asarray(part))
 
 
 @pytest.mark.parametrize("dtype", [*map(np.dtype, NUMPY_DTYPES), *STRUCTURED], ids=str)
