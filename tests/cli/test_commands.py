@@ -190,6 +190,8 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
         assert 0 == cli.main([command.name, "--help"])
         assert f"example: {command.example}" in capsys.readouterr().out
         assert 2 == cli.main([command.name, "--no-such-option"])
+    cli.main(["dump", "--help"])
+    assert " . for an array" in " ".join(capsys.readouterr().out.split())
     assert 2 == cli.main(["top", "--interval", "0"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels", "--out", "y"])

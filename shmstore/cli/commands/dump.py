@@ -287,7 +287,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--key", metavar="K", help="only the object with this key, and its tree of shapes and dtypes")
     which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its tree")
     parser.add_argument("--namespace", metavar="S", help="namespace of --key, if it has one")
-    parser.add_argument("--tensor", metavar="PATH", help="copy this tensor of the object to --out; PATH as in its tree")
+    parser.add_argument("--tensor", metavar="PATH", help="tensor to copy to --out; PATH as in its tree, . for an array")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
     parser.add_argument("--all", action="store_true", help="all objects and leases, not only the first ones")
     form = parser.add_mutually_exclusive_group()
