@@ -322,10 +322,11 @@ def full(
     nbytes: int | None = None,
     extra: int = 0,
     kind: str | None = None,
+    waited: float = 0.0,
 ) -> StoreFullError:
     """Return the error for a store that has run out of `resource`; it says who holds how much, and what is left.
 
-    `extra` is the size of key and metadata, which lie in front of the payload's `nbytes`.
+    `extra` is the size of key and metadata, which lie in front of the payload's `nbytes`. `waited`: seconds.
     """
     span = _aligned(extra) + _aligned(nbytes or 0)
     held, writers = refusal["held"], refusal["held_by_writer"]
@@ -349,7 +350,8 @@ def full(
             hint = f"held objects split the space: {StoreFullError.default_hint}"
     if refusal["kept"]:
         what += f"; {refusal['kept']} bytes protected, held by the writer or in unfinished puts"
-    message = f"{StoreFullError.default_message}: {what}{held_by(held, writers)}"
+    after = f", also after a wait of {waited:g} seconds" if waited else ""
+    message = f"{StoreFullError.default_message}{after}: {what}{held_by(held, writers)}"
     full = StoreFullError(
         message, needed=nbytes, held_bytes_by_rank=held, held_bytes_by_writer=writers, resource=resource, hint=hint
     )

@@ -114,7 +114,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             )
         except _ORDINARY as error:
             more = len(packed) + len(encoded.meta) + len(extra)
-            raise self._explain(batch, error, named(key, namespace), encoded.nbytes, more, kind) from None
+            raise self._explain(batch, error, named(key, namespace), encoded.nbytes, more, kind, seconds) from None
         except _BROKEN as error:
             if (wrong := refusals.wrong_encoding(encoded)) is not None:
                 raise wrong from error
@@ -140,6 +140,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         nbytes: int,
         extra: int,
         kind: str | None,
+        waited: float,
     ) -> Exception:
         """Return the same error with details for the caller."""
         if isinstance(error, ObjectExistsError):
@@ -154,7 +155,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
                 f"{what} the quota of kind {shown(kind)}, {quota} bytes",
                 hint="raise the quota of this kind, or send this object inline",
             )
-        return refusals.full(self._writer, self.name, batch.refusal(), error.resource, nbytes, extra, kind)
+        return refusals.full(self._writer, self.name, batch.refusal(), error.resource, nbytes, extra, kind, waited)
 
     def begin(
         self,
@@ -188,7 +189,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
                 batch.begin(packed, layout.meta, layout.nbytes, hand_out=False, kind=number)
             except _ORDINARY as error:
                 extra = len(packed) + len(layout.meta)
-                raise self._explain(batch, error, named(key, namespace), layout.nbytes, extra, kind) from None
+                raise self._explain(batch, error, named(key, namespace), layout.nbytes, extra, kind, seconds) from None
             payload = batch.buffer(owner=batch)
             value = layout.build(payload if hides_payload(self._serde) else hidden(payload))
             begun = Reservation(key, batch, value)
