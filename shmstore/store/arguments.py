@@ -48,6 +48,13 @@ def seconds_of(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_bools(**values: Any) -> None:
+    """Raise TypeError for the first value that is not a bool; it names the argument."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {shown(value)}")
+
+
 def checked_name(name: Any) -> str:
     """Return the name; TypeError or ValueError if no store can have it."""
     if not isinstance(name, str):
@@ -76,6 +83,7 @@ def store_options(
     objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
     if eviction not in ("clock", "fifo"):
         raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")
+    check_bools(**flags)
     bits = sum(FLAGS[name] for name, on in flags.items() if on) | (eviction == "fifo") * FLAGS["fifo"]
     ranks = _checked_groups(groups, n_readers)
     writers = int_of("n_writers", n_writers, 1, native.MAX_WRITERS)

@@ -29,6 +29,7 @@ from shmstore.store import leftovers, refusals
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
+    check_bools,
     checked_name,
     checked_serde,
     expected_store,
@@ -110,6 +111,7 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags)
+        check_bools(writes=writes)
         chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
@@ -170,6 +172,7 @@ class Openable(Closable):
         """
         chosen_serde = checked_serde(serde)
         expected = expected_store(store, allow_uid, "store")
+        check_bools(keep_leases=keep_leases)
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
         made = cls._recover(
             expected, chosen_serde, quotas, isinstance(store, StoreHandle), arena=arena, keep_leases=keep_leases
@@ -301,6 +304,7 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags)
+        check_bools(keep=keep, keep_leases=keep_leases)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)
         expected, chosen_serde = expected_store(checked_name(name), None, "name"), checked_serde(serde)
@@ -403,3 +407,7 @@ class Openable(Closable):
         if the file is not a store.
         """
         leftovers.unlink(checked_name(name))
+
+
+for _name in ("create", "join", "recover", "open"):  # how Python's errors about arguments name the call
+    vars(Openable)[_name].__func__.__qualname__ = f"ObjectStoreWriter.{_name}"
