@@ -306,7 +306,8 @@ class NoArenaError(ShmStoreError, RuntimeError):
     """The writer owns its store and has no arena to put into (`writes=False`)."""
 
     default_message = "this writer owns the store, and has no arena of it (writes=False)"
-    default_hint = "put in a process that has joined the store: ObjectStoreWriter.join(handle); read by a reader"
+    default_hint = "make this call in a process that has joined the store, ObjectStoreWriter.join(handle); "
+    default_hint += "a reader reads, and `shmstore top NAME` shows the figures of all"
 
 
 class RankInUseError(ShmStoreError, RuntimeError):

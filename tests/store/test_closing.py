@@ -146,7 +146,7 @@ def test_an_owner_costs_no_arena_and_puts_nothing(stores: Stores, name: str) -> 
         owner.check_valid,
     ]
     for number, call in enumerate(calls):
-        with raises(NoArenaError, names=["writes=False"], hint=["join(handle)"]):
+        with raises(NoArenaError, names=["writes=False"], hint=["this call", "join(handle)", "shmstore top"]):
             call()
             pytest.fail(f"call {number}")
     assert (1, 2, (1,)) == (stores.attach(owner.handle).get(ref), owner.n_writers, owner.groups)
