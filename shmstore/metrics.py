@@ -12,10 +12,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shmstore.errors import MissingExtraError, StoreClosedError
+from shmstore.errors import MissingExtraError, NoArenaError, StoreClosedError, StoreNotFoundError
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.store import KindStats, ObjectStoreReader, ObjectStoreWriter
 from shmstore.store.stats import MORE_HITS
 
@@ -158,9 +160,9 @@ _FAMILIES = (
 )
 
 
-def store_totals(facts: Any, kinds: Mapping[str, KindStats], name: str) -> Iterable[Metric]:
-    """Return the metrics of a whole store, summed over its writers; from what `StoreInspector` says."""
-    return _metrics(_read_store(facts, kinds, name))
+def store_totals(name: str) -> Iterable[Metric]:
+    """Return the metrics of a whole store, summed over its writers, also the dead ones."""
+    return _metrics(_read_totals(name, name))
 
 
 _Found: TypeAlias = Iterable[tuple[_Family, _Sample]]
@@ -173,8 +175,16 @@ def _metrics(found: _Found) -> list[Metric]:
     return [family.metric(ours) for family, ours in samples.items()]
 
 
+def _read_totals(store: str, name: str) -> _Found:
+    with StoreInspector.open(store) as inspector:
+        yield from _read_store(inspector.facts(), inspector.kinds(), name)
+
+
 def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
-    stats = writer.stats()
+    try:
+        stats = writer.stats()
+    except NoArenaError:  # an owner
+        return _read_totals(writer.name, name)
     which = (str(writer.index),) if writer.n_writers > 1 else ()
     return _read_store(stats, stats.kinds, name, *which)
 
@@ -295,7 +305,7 @@ class ShmStoreCollector(Collector):
                 continue
             try:
                 found += list(one.read(target, one.name))
-            except StoreClosedError:
+            except (StoreClosedError, StoreNotFoundError):
                 self.forget(target)
         return _metrics(found)
 
@@ -310,7 +320,10 @@ def _parts(target: Any, name: str | None) -> list[tuple[Any, str | None]]:
 def _watched(target: Any, name: str | None) -> _Watched:
     if isinstance(target, ObjectStoreWriter):
         shown = target.name if name is None else name
-        return _Watched(weakref.ref(target), shown, ("writer", shown, str(target.index)), _read_writer)
+        which = ""
+        with suppress(NoArenaError):
+            which = str(target.index)
+        return _Watched(weakref.ref(target), shown, ("writer", shown, which), _read_writer)
     if isinstance(target, ObjectStoreReader):
         shown = target.name if name is None else name
         return _Watched(weakref.ref(target), shown, ("reader", shown, str(target.rank)), _read_reader)

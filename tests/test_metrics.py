@@ -28,7 +28,7 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
 )
 from tests.multimodal.helpers import item
-from tests.support import Stores, raises, random_tensor
+from tests.support import SHM, Stores, raises, random_tensor
 
 pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
 
@@ -99,6 +99,24 @@ def test_each_of_several_writers_of_a_store_has_its_label(stores: Stores) -> Non
     assert 1 == of_store(samples, "shmstore_kind_objects", store=first.name, kind="image", writer="0")
     assert 0 == of_store(samples, "shmstore_more_hits_total", store=first.name, factor="2", writer="1")
     assert all("writer" in dict(labels) for _, labels in samples)
+
+
+def test_an_owner_without_an_arena_shows_the_sums_over_all_writers(stores: Stores) -> None:
+    owner = stores.create(capacity=1 << 16, n_writers=2, writes=False)
+    collector = ShmStoreCollector(owner)
+    writers = [stores.keep(ObjectStoreWriter.join(owner.handle)) for _ in range(2)]
+    writers[0].put("a", torch.ones(4), kind="image")
+    writers[1].put("b", torch.ones(4), kind="image")
+    writers[1].get_cached("a")
+    samples = scrape(collector)
+    for name, value in {"capacity_bytes": 2 << 16, "objects": 2, "puts_total": 2, "adopted_hits_total": 1}.items():
+        assert value == of_store(samples, f"shmstore_{name}", store=owner.name)
+    assert 2 == of_store(samples, "shmstore_kind_objects", store=owner.name, kind="image")
+    gone = stores.create(writes=False)
+    collector.watch(gone)
+    (SHM / gone.name).unlink()
+    owner.close()
+    assert not scrape(collector)
 
 
 def test_every_figure_of_a_tier_is_shown_for_the_writer_that_has_it(stores: Stores) -> None:

@@ -14,7 +14,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from shmstore.errors import ShmStoreError
-from shmstore.inspect.inspector import StoreInspector
 from shmstore.metrics import store_totals
 
 
@@ -25,7 +24,7 @@ def show_totals(name: str) -> None:
     @functools.wraps(theirs)
     def with_totals(self: MultiProcessCollector) -> Iterator[Metric]:
         yield from theirs(self)
-        with suppress(ShmStoreError), StoreInspector.open(name) as inspector:  # a store that is gone has no figures
-            yield from store_totals(inspector.facts(), inspector.kinds(), name)
+        with suppress(ShmStoreError):  # a store that is gone has no figures
+            yield from store_totals(name)
 
     MultiProcessCollector.collect = with_totals  # type: ignore[method-assign]
