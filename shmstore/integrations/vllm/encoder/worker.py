@@ -37,7 +37,7 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
             n_readers=settings.readers,
             n_writers=settings.engines,
             quotas=quota,
-            on_mismatch="raise",
+            on_mismatch="accept",
         )
     except WriterActiveError as error:
         _log.warning("encoder outputs are read from store %s, and none are stored: %s", settings.store, error)
