@@ -281,7 +281,9 @@ class StoreNotFoundError(ShmStoreError, FileNotFoundError):
 
     _number = _errno.ENOENT
     default_message = "there is no store with this name"
-    default_hint = "create the store first, and share /dev/shm between the containers that use it"
+    default_hint = (
+        "create the store first, or wait for it (attach(name, wait=seconds)), and share /dev/shm between containers"
+    )
 
 
 class StoreExistsError(ShmStoreError, FileExistsError):

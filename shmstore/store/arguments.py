@@ -202,6 +202,8 @@ def packed_ref(ref: ObjectRef) -> bytes:
             more = "; ObjectRef.from_bytes makes one of 40 bytes"
         elif isinstance(ref, str):
             more = "; the writer's put and get_cached make one of a key"
+        elif isinstance(getattr(ref, "ref", None), ObjectRef):  # what find and hold return
+            more = "; pass its `ref`"
         raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}{more}") from None
 
 

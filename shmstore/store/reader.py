@@ -28,6 +28,7 @@ from shmstore.store import refusals
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
+    check_bools,
     checked_serde,
     expected_store,
     hides_payload,
@@ -154,6 +155,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         """
         if on_takeover is not None and not callable(on_takeover):
             raise TypeError(f"on_takeover must be a callable, not {type(on_takeover).__name__}")
+        check_bools(finds_only=finds_only)
         wait = None if wait is None else seconds_of("wait", wait)
         if rank is None:
             return cls._attach_free(

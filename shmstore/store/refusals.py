@@ -72,18 +72,23 @@ def active(
     If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
     """
     free = "" if arena in (None, native.ANY_ARENA) else f" {arena}"  # in all of them, or in this one
-    how = ""
+    what, how, differ, n_writers = f"has no free arena{free}", "", [], 0
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
         first = inspector.facts()
         n_writers = first["n_writers"]
-        if asked is not None and max(n_writers, asked.n_writers) > 1 and (differ := differences(first, asked)):
+        differ = [] if asked is None else differences(first, asked)
+        if differ and asked is not None and max(n_writers, asked.n_writers) > 1:
             return _other_options(
                 name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
             )
         who = _processes(_writers(inspector, [int(free)] if free else range(n_writers)))
         how = f" (n_writers={n_writers}); living writers: {who or 'none'}"
+    if n_writers == 1:
+        what = "has a writer already"
+    if differ:
+        how += f"; its options are others, too: {', '.join(differ)}"
     return WriterActiveError(
-        f"store {shown(name)} has no free arena{free}{how}",
+        f"store {shown(name)} {what}{how}",
         hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "
         f"`fuser {DIRECTORY}/{name}` names the process that is still ending",
     )
@@ -95,7 +100,8 @@ def written(name: str) -> WriterActiveError:
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
         facts = inspector.facts()
         pids = [*_writers(inspector, range(facts["n_writers"])), *filter(None, [facts["owner_pid"]])]
-    return WriterActiveError(f"store {shown(name)} is open in {_processes(pids) or 'a living process'}")
+    hint = "close the writer that this process has" if os.getpid() in pids else None
+    return WriterActiveError(f"store {shown(name)} is open in {_processes(pids) or 'a living process'}", hint=hint)
 
 
 def _writers(inspector: Inspector, arenas: Iterable[int]) -> list[int]:

@@ -20,7 +20,7 @@ from shmstore.errors import (
 from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import refusals
-from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
+from shmstore.store.arguments import check_bools, group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.holds import LeasedRef, Reservation
@@ -116,6 +116,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             more = len(packed) + len(encoded.meta) + len(extra)
             raise self._explain(batch, error, named(key, namespace), encoded.nbytes, more, kind, seconds) from None
         except _BROKEN as error:
+            check_bools(hold=hold)
             if (wrong := refusals.wrong_encoding(encoded)) is not None:
                 raise wrong from error
             raise
@@ -250,6 +251,9 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             packed = batch.hit(packed_key(key, namespace), hold, whom)
         except StoreFullError as error:
             raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
+        except TypeError:
+            check_bools(hold=hold)
+            raise
         if packed is None:
             raise ObjectNotFoundError(f"{ObjectNotFoundError.default_message}: {named(key, namespace)}")
         return trusted_ref(packed)

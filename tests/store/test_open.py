@@ -502,3 +502,36 @@ def test_what_a_creator_left_in_its_first_moments_is_replaced(stores: Stores, na
     (SHM / name).chmod(0o600)
     assert 0 == reopened(stores, name).recovered
     stores.attach(name)
+
+
+@pytest.mark.parametrize("wrong", ["no", 1, [1]], ids=repr)
+def test_whether_closing_removes_a_store_is_true_or_false(stores: Stores, wrong: Any) -> None:
+    writer = stores.create(1 << 20)
+    with pytest.raises(TypeError, match=r"^unlink must be True or False"):
+        writer.close(unlink=wrong)
+    assert Path("/dev/shm", writer.name).exists()
+
+
+def test_what_a_reference_or_a_hold_is_not_is_named(stores: Stores) -> None:
+    writer = stores.create(1 << 20)
+    writer.put("key", b"value")
+    reader = stores.attach(writer)
+    found: Any = reader.find("key")
+    with pytest.raises(TypeError, match=r"PinnedRef; pass its `ref`"):
+        reader.get(found)
+    wrong: Any = "yes"
+    with pytest.raises(TypeError, match=r"^hold must be True or False"):
+        writer.put("other", b"value", hold=wrong)
+    with pytest.raises(TypeError, match=r"^hold must be True or False"):
+        writer.get_cached("key", hold=wrong)
+    with pytest.raises(TypeError, match=r"^finds_only must be True or False"):
+        stores.attach(writer, finds_only=wrong)
+    assert "other" not in writer
+
+
+def test_a_store_of_one_writer_says_which_options_differ_and_whose_it_is(stores: Stores) -> None:
+    writer = stores.create(1 << 20)
+    with pytest.raises(WriterActiveError, match=r"has a writer already .*n_readers is 1, not 2"):
+        ObjectStoreWriter.open(writer.name, capacity=1 << 20, n_readers=2)
+    with pytest.raises(WriterActiveError, match=rf"process {os.getpid()}.*close the writer that this process has"):
+        ObjectStoreWriter.unlink(writer.name)
