@@ -1,15 +1,23 @@
-"""What spawned processes run in the tests of the store: importable by name, and with little to import."""
+"""What spawned processes run in the tests of the store: importable by name, and without torch, which takes seconds."""
 
 import hashlib
-import time
+import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
+
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle
-from tests.support import bits, random_tensor
+
+
+def marked(mark: int) -> Any:
+    """Return the value that the writers below put."""
+    return np.full(500, mark, np.uint8)
 
 
 def digest(tensor: Any) -> str:
+    from tests.support import bits
+
     return hashlib.sha256(bits(tensor)).hexdigest()
 
 
@@ -25,15 +33,23 @@ def read_what_comes(handle: StoreHandle, rank: int, pipe: Connection) -> None:
     pipe.send([{name: digest(tensor) for name, tensor in value.items()} for value in kept])
 
 
-def put_and_end(name: str, options: dict[str, Any], seed: int, pipe: Any) -> None:
+def put_and_end(name: str, options: dict[str, Any], mark: int, pipe: Any) -> None:
     """Be one of the writers of a store of that name, and close it."""
     with ObjectStoreWriter.open(name, **options, n_writers=2) as writer:
-        pipe.send(writer.put(f"k{seed}", random_tensor(seed, 500)).to_bytes())
+        pipe.send(writer.put(f"k{mark}", marked(mark)).to_bytes())
 
 
-def put_and_wait(handle: StoreHandle, seed: int, pipe: Any) -> None:
+def put_and_wait(handle: StoreHandle, mark: int, pipe: Any) -> None:
     """Join a store, put one object, and be killed."""
     with ObjectStoreWriter.join(handle) as writer:
-        ref = writer.put(f"k{seed}", random_tensor(seed, 500))
+        ref = writer.put(f"k{mark}", marked(mark))
         pipe.send((writer.index, writer.recovered, ref.to_bytes()))
-        time.sleep(600)
+        signal.pause()
+
+
+def find_or_claim_and_wait(handle: StoreHandle, pipe: Any) -> None:
+    """Hold the object "a", or the right to make it, and be killed."""
+    with ObjectStoreReader.attach(handle, 1, finds_only=True) as reader:
+        held = reader.find_or_claim("a")
+        pipe.send(getattr(held, "ref", None))
+        signal.pause()

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ from shmstore import (
     ObjectStoreWriter,
     PinnedRef,
     StoreClosedError,
-    StoreHandle,
 )
+from tests.store.children import find_or_claim_and_wait
 from tests.support import SHM, Stores
 
 Process = ObjectStoreReader | ObjectStoreWriter
@@ -90,21 +89,13 @@ def test_after_a_grant_it_looks_again(
     assert not reader.claimed("a")
 
 
-def _claim_and_wait(handle: StoreHandle, answers: Connection) -> None:
-    reader = ObjectStoreReader.attach(handle, 1, finds_only=True)
-    mine = claim(reader)
-    answers.send(True)
-    signal.pause()
-    mine.end()
-
-
 def test_a_claim_ends_with_a_process_that_is_killed_and_who_waits_takes_it(
     writer: ObjectStoreWriter, reader: ObjectStoreReader
 ) -> None:
     ours, theirs = get_context("spawn").Pipe()
-    child = get_context("spawn").Process(target=_claim_and_wait, args=(writer.handle, theirs))
+    child = get_context("spawn").Process(target=find_or_claim_and_wait, args=(writer.handle, theirs))
     child.start()
-    assert ours.recv()
+    assert ours.recv() is None
     assert reader.find_or_claim("a", wait=0.05) is None
     got: list[object] = []
     waiter = threading.Thread(target=lambda: got.append(reader.find_or_claim("a", wait=60)))

@@ -3,10 +3,8 @@
 import gc
 import os
 import pickle
-import signal
 import threading
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -19,8 +17,8 @@ from shmstore import (
     StaleRefError,
     StoreClosedError,
     StoreFullError,
-    StoreHandle,
 )
+from tests.store.children import find_or_claim_and_wait
 from tests.support import Stores
 
 HALF = 500_000
@@ -156,19 +154,12 @@ def test_each_writers_objects_are_found_and_a_writer_finds_what_others_stored(st
     assert before == first.stats().open_leases
 
 
-def _find_and_wait(handle: StoreHandle, answers: Connection) -> None:
-    finder = ObjectStoreReader.attach(handle, 1, finds_only=True)
-    pinned = found(finder, "a")
-    answers.send(pinned.ref)
-    signal.pause()
-
-
 def test_a_pin_ends_with_a_process_that_is_killed(
     stores: Stores, writer: ObjectStoreWriter, reader: ObjectStoreReader
 ) -> None:
     put(writer, reader, "a", 7)
     ours, theirs = get_context("spawn").Pipe()
-    child = get_context("spawn").Process(target=_find_and_wait, args=(writer.handle, theirs))
+    child = get_context("spawn").Process(target=find_or_claim_and_wait, args=(writer.handle, theirs))
     child.start()
     assert (reader.get(ours.recv()) == value(7)).all()
     gc.collect()
