@@ -372,20 +372,23 @@ def test_a_span_that_waits_for_its_memory_leaves_the_lane_to_others(
     assert tier.fetch(key, into)
 
 
+@pytest.mark.usefixtures("shared_tier")  # so the servers work
 @pytest.mark.parametrize("state", ["idle", "in a call", "with a child that lives on"])
 def test_the_client_ends_with_a_process_that_is_killed(servers: MooncakeServers, state: str) -> None:
     busy = state == "in a call"
-    program = (
-        "import sys; from tests.tiers.test_mooncake import *; tier = MooncakeTier(sys.argv[1], timeout=PATIENT);"
-        "connected(tier); print(*children(), flush=True);"
-        f"child = {'os.fork()' if 'child' in state else 1}; sys.stdin.readline(); child and tier.has(['a'])"
+    program = (  # without torch, which takes seconds
+        "import os, signal, sys; from pathlib import Path; from shmstore.tiers.mooncake import MooncakeTier;"
+        f"tier = MooncakeTier(sys.argv[1], timeout={PATIENT}); tier.has(['a']);"
+        "clients = [path.read_text() for path in Path('/proc/self/task').glob('*/children')];"
+        f"child = {'os.fork()' if 'child' in state else 1}; child or signal.pause();"
+        "print(child, *clients, flush=True); sys.stdin.readline(); tier.has(['a'])"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, servers.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        client = int(process.stdout.readline())
+        child, client = map(int, process.stdout.readline().split())
         if busy:
             servers.master.send_signal(signal.SIGSTOP)
             process.stdin.write(b"\n")
@@ -401,6 +404,8 @@ def test_the_client_ends_with_a_process_that_is_killed(servers: MooncakeServers,
                 time.sleep(0.02)
     finally:
         servers.master.send_signal(signal.SIGCONT)
+        if child > 1:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_the_client_locks_what_it_may_write(servers: MooncakeServers, arena: Arena) -> None:
