@@ -1,6 +1,7 @@
 """What several tests of the store need: traceable names, comparable values, children that are waited for."""
 
 import itertools
+import multiprocessing
 import os
 import pickle
 import re
@@ -10,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -46,18 +48,22 @@ def is_mapped(name: str) -> bool:
     return f"/dev/shm/{name}" in Path("/proc/self/maps").read_text()
 
 
-def children() -> set[int]:
-    """Return the processes whose parent this one is, zombies among them, but for multiprocessing's tracker."""
-    from multiprocessing import resource_tracker
+FRESH = multiprocessing.get_context("forkserver")
+"""Starts processes that have nothing of this one, as spawned ones, but torch is loaded already: once for all."""
+FRESH.set_forkserver_preload(["torch", "shmstore.multimodal"])
 
+
+def children() -> set[int]:
+    """Return the processes that this one has started, zombies among them, but for those of multiprocessing itself."""
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid():
+            if int(fields[1]) in (os.getpid(), server):
                 found.add(int(path.parent.name))
-    return found - {tracker}
+    return found - {tracker, server}
 
 
 class Stores:

@@ -1,5 +1,6 @@
 """Two hosts with a tier between them: real processes, in network namespaces where that is allowed; some are killed."""
 
+import multiprocessing
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ from shmstore.store.stats import TierStats
 from tests.fleet.network import Network, two_hosts
 from tests.fleet.servers import MooncakeServers, end, free_port, missing_for_mooncake, redis_server
 from tests.multimodal import worker
-from tests.multimodal.test_several_servers import SPAWN, Server, settings_of
-from tests.support import children
+from tests.multimodal.test_several_servers import Server, settings_of
+from tests.support import FRESH, children
 
 IMAGES = [f"{seed}:{size}" for seed, size in enumerate([0, 100, 5_000, 20_000, 60_000, 100_000, 200_000, 600_000])]
 missing = missing_for_mooncake()
@@ -49,8 +50,8 @@ class Worker:
     """The only worker of an engine."""
 
     def __init__(self, settings: Any, rank: int, handle: Any, stack: ExitStack) -> None:
-        self._pipe, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=worker.main, args=(theirs, settings, rank, handle))
+        self._pipe, theirs = FRESH.Pipe()
+        self._process = FRESH.Process(target=worker.main, args=(theirs, settings, rank, handle))
         self._process.start()
         stack.callback(self.end)
         theirs.close()
@@ -73,8 +74,8 @@ class Host:
     def __init__(self, number: int, network: Network, url: str, stack: ExitStack) -> None:
         settings = settings_of(1, tier_url=url, tier_namespace="model/1")
         stack.callback(ObjectStoreWriter.unlink, settings.shm_name)  # it stays for the next start
-        with network.entered(number):
-            self.server = Server(settings, stack).attached()
+        with network.entered(number):  # which a process of the fork server would not be in
+            self.server = Server(settings, stack, multiprocessing.get_context("spawn")).attached()
         self.worker = Worker(settings, 0, self.server.handle, stack)
         self.processed = 0
 

@@ -1,6 +1,5 @@
 """Four real worker processes on one sender; one is killed in the middle."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -9,6 +8,7 @@ from typing import Any
 
 from tests.multimodal import worker
 from tests.multimodal.helpers import MIB, config, shm_sender, update
+from tests.support import FRESH
 
 WORKERS = 4
 KILLED = 2
@@ -19,15 +19,14 @@ WINDOW = 6
 def test_four_workers_overlapping_requests_and_one_killed_in_the_middle() -> None:
     rng = random.Random(1)
     settings = config(MIB, 3 * MIB, cache_type="shm", shm_max_object_size_mb=1, world_size=WORKERS)
-    spawn = multiprocessing.get_context("spawn")
     universe = [f"{n}:{rng.choice([100, 10_000, 100_000, 400_000])}" for n in range(40)] + [f"99:{2 * MIB}"]
     processes: list[Any] = []
     pipes: list[Any] = []
     with shm_sender(settings) as sender:
         try:
             for rank in range(WORKERS):
-                mine, theirs = spawn.Pipe()
-                process = spawn.Process(target=worker.main, args=(theirs, settings, rank, sender.handle))
+                mine, theirs = FRESH.Pipe()
+                process = FRESH.Process(target=worker.main, args=(theirs, settings, rank, sender.handle))
                 process.start()
                 theirs.close()
                 processes.append(process)

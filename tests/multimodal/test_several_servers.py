@@ -1,6 +1,5 @@
 """Several API servers and engine cores with one store: processes of their own, one of them killed."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -16,7 +15,7 @@ from shmstore.multimodal import ShmObjectStoreSenderCache, processor_cache_from_
 from shmstore.multimodal.values.types import MULTIMODAL
 from tests.multimodal import server, worker
 from tests.multimodal.helpers import GIB, MIB, config, item, shm_sender, shm_worker, update
-from tests.support import raises, segments, store_name
+from tests.support import FRESH, raises, segments, store_name
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,6 @@ def _named_stores_go() -> Iterator[None]:
         ObjectStoreWriter.unlink(left)
 
 
-SPAWN = multiprocessing.get_context("spawn")
 ENGINES, WORKERS = 2, 2
 
 
@@ -40,9 +38,9 @@ def settings_of(servers: int, **more: Any) -> Any:
 class Server:
     """An API server in a process of its own."""
 
-    def __init__(self, settings: Any, stack: ExitStack) -> None:
-        self.pipe, theirs = SPAWN.Pipe()
-        self.process = SPAWN.Process(target=server.main, args=(theirs, settings))
+    def __init__(self, settings: Any, stack: ExitStack, context: Any = FRESH) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=server.main, args=(theirs, settings))
         self.process.start()
         theirs.close()
         stack.callback(self.end)
@@ -75,8 +73,8 @@ def workers_of(settings: Any, handle: Any) -> Iterator[list[Any]]:
     pipes, processes = [], []
     try:
         for rank in range(settings.n_readers):
-            mine, theirs = SPAWN.Pipe()
-            processes.append(SPAWN.Process(target=worker.main, args=(theirs, settings, rank, handle)))
+            mine, theirs = FRESH.Pipe()
+            processes.append(FRESH.Process(target=worker.main, args=(theirs, settings, rank, handle)))
             processes[-1].start()
             theirs.close()
             pipes.append(mine)
