@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,8 @@ from examples.demo.processes import engine_process, worker_process
 from examples.demo.processing import PictureSource
 from examples.demo.records import KILLABLE, DemoReport, RunSettings
 
+CONTEXT: Any = multiprocessing.get_context("spawn")
+"""Starts the processes."""
 SHM = Path("/dev/shm")
 GRACE_S = 30.0
 """Seconds from asking a process to end until it is killed."""
@@ -117,11 +118,10 @@ def _start(
     children: list[Child],
 ) -> None:
     """Start API, engine and workers, and append each to `children` as soon as it runs."""
-    context = multiprocessing.get_context("spawn")
     mine: list[Link] = []
 
     def link_pair() -> tuple[Link, Link]:
-        (one_in, two_out), (two_in, one_out) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+        (one_in, two_out), (two_in, one_out) = CONTEXT.Pipe(duplex=False), CONTEXT.Pipe(duplex=False)
         pair = Link(one_in, one_out), Link(two_in, two_out)
         mine.extend(pair)
         return pair
@@ -131,21 +131,21 @@ def _start(
         worker_links = [link_pair() for _ in range(settings.workers)]
         stat = os.statvfs(SHM)
         api_arguments = (mode, settings, source, store_name, stat.f_bavail * stat.f_frsize, killed, api_side)
-        start_one(context, "the API process", api_process, api_arguments, children)
+        start_one("the API process", api_process, api_arguments, children)
         engine_arguments = (tuple(mine for mine, _ in worker_links), engine_to_api)
-        start_one(context, "the engine process", engine_process, engine_arguments, children)
+        start_one("the engine process", engine_process, engine_arguments, children)
         for rank, (_, worker_side) in enumerate(worker_links):
-            start_one(context, f"worker {rank}", worker_process, (rank, worker_side), children)
+            start_one(f"worker {rank}", worker_process, (rank, worker_side), children)
     finally:
         for link in mine:
             link.close()  # a copy here would hide from each process that its peer is gone
 
 
-def start_one(context: SpawnContext, name: str, target: Any, arguments: tuple[Any, ...], children: list[Child]) -> None:
+def start_one(name: str, target: Any, arguments: tuple[Any, ...], children: list[Child]) -> None:
     """Start a process with these arguments and its end of a status pipe, and append it to `children`."""
-    status, childs_end = context.Pipe(duplex=False)
+    status, childs_end = CONTEXT.Pipe(duplex=False)
     try:
-        process = context.Process(target=target, args=(*arguments, childs_end), name=f"demo: {name}")
+        process = CONTEXT.Process(target=target, args=(*arguments, childs_end), name=f"demo: {name}")
         process.start()
     except BaseException:
         status.close()

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 
 import torch
@@ -83,7 +84,9 @@ class LosesTheStore(RandomItems):
     """The second API process finds nothing: its pictures remove the segment that the first one has left."""
 
     def __iter__(self) -> Iterator[Picture]:
-        for left in Path("/dev/shm").glob(f"shmstore-demo-{os.getppid()}-*"):
+        supervisor = parent_process()
+        assert supervisor is not None
+        for left in Path("/dev/shm").glob(f"shmstore-demo-{supervisor.pid}-*"):
             left.unlink()
         yield from super().__iter__()
 

