@@ -385,8 +385,6 @@ def test_unhashed_blocks_are_those_without_a_key_in_one_group() -> None:
     assert [5] == kv.get_blocks("a").get_unhashed_block_ids()
     kv.evict_blocks([4])
     assert [4, 5] == kv.get_blocks("a").get_unhashed_block_ids()
-    with pytest.raises(ValueError, match="one group"):
-        manager(30, ("full", 4), ("sw", 4, 8)).empty_kv_cache_blocks.get_unhashed_block_ids()
 
 
 def test_the_pool_takes_at_most_80_bytes_a_block() -> None:
