@@ -256,13 +256,6 @@ def test_a_wrong_shape_is_named(shape: Any) -> None:
         TensorSpec(shape, torch.int8)
 
 
-def test_a_size_is_a_number_of_bytes() -> None:
-    for size in ("4G", 4e9):
-        for sizes in ({"capacity": size}, {"capacity": 8192, "max_object_size": size}):
-            with raises(TypeError, names=(*list(sizes)[-1:], "an int of bytes", "4 << 30")):
-                ObjectStoreWriter.create(n_readers=1, **sizes)  # type: ignore[arg-type]
-
-
 def test_a_class_that_is_called_directly_names_the_method_that_makes_one() -> None:
     writer, reader = cast(Any, ObjectStoreWriter), cast(Any, ObjectStoreReader)
     for call in (
