@@ -43,37 +43,6 @@ def test_full_attention_and_a_window_of_8() -> None:
     assert (([1, 2, 3, 4, 5], [0, 0, 0, 10, 11]), 20) == (blocks.get_block_ids(), tokens)
 
 
-def test_a_prompt_of_12_tokens_sent_again() -> None:
-    kv = manager(20, ("full", 4), free_order="tail")
-    assert (0, ([1, 2, 3],)) == admit(kv, request("a", range(12)))
-    b = request("b", range(12))
-    assert [1, 2] == kv.get_computed_blocks(b)[0].get_block_ids()[0]
-    assert (8, ([4],)) == admit(kv, b)
-
-
-def test_mamba_finds_the_rightmost_state() -> None:
-    kv = manager(20, ("mamba", 4, 0), free_order="tail")
-    a = request("a", range(20))
-    assert (0, (nums(1, 5),)) == admit(kv, a)
-    a.append_output_token_ids(77)
-    got = kv.allocate_slots(a, 1)
-    assert got is not None
-    assert ([6],) == got.get_block_ids()
-    b = request("b", [*range(16), 50, 51])
-    blocks, tokens = kv.get_computed_blocks(b)
-    assert (([0, 0, 0, 4],), 16) == (blocks.get_block_ids(), tokens)
-    assert (16, ([7],)) == admit(kv, b)
-
-
-def test_lookahead_takes_room_that_the_next_step_uses() -> None:
-    kv = manager(20, ("full", 4), free_order="tail")
-    r = request("a", range(6))
-    assert (0, ([1, 2, 3, 4],)) == admit(kv, r, num_lookahead_tokens=7)
-    r.append_output_token_ids(9)
-    assert kv.empty_kv_cache_blocks is kv.allocate_slots(r, 1, num_lookahead_tokens=7)
-    assert [1] == kv.block_pool.cached_block_ids()
-
-
 @pytest.mark.parametrize(
     ("groups", "options", "evicted", "want"),
     [
@@ -104,14 +73,6 @@ def test_what_is_found_of_25_tokens(groups: Any, options: dict[str, Any], evicte
     kv.evict_blocks(evicted)
     blocks, tokens = kv.get_computed_blocks(request("b", range(25)))
     assert want == (blocks.get_block_ids(), tokens)
-
-
-def test_blocks_without_contents_are_reused_first() -> None:
-    kv = manager(8, ("full", 4))
-    r = request("a", range(10))
-    admit(kv, r)
-    kv.free(r)
-    assert [3, 4, 5, 6, 7, 2, 1] == kv.block_pool.free_block_ids()
 
 
 def test_the_pool_keeps_the_given_order_at_the_head_and_at_the_tail() -> None:
