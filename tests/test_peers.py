@@ -15,8 +15,17 @@ from bench.peers.interface import UnavailableError, load, touch
 from bench.peers.plots import COPY, MESSAGE, medians
 from bench.peers.plots import OURS as OURS_TITLE
 from bench.peers.report import Page, is_ahead
+from tests.support import FRESH
 
 SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _starts_fast() -> Iterator[None]:
+    """Let processes of this one have torch loaded; those of a host process load it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interface, "CONTEXT", FRESH)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """One session over all peers: a host process for each, the same batches in turn, one peer at work at a time."""
 
 import json
-import multiprocessing
 import os
 import platform
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.peers import LIMITS, PEERS
+from bench.peers import LIMITS, PEERS, interface
 from bench.peers.host import HIT, PUT, Batch, host_main
 from bench.peers.interface import UnavailableError, load
 
@@ -79,10 +78,9 @@ class Host:
     """The harness's end of a peer's host process."""
 
     def __init__(self, name: str, count: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
         self.name = name
-        self._orders, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=host_main, args=(name, count, theirs))
+        self._orders, theirs = interface.CONTEXT.Pipe()
+        self._process = interface.CONTEXT.Process(target=host_main, args=(name, count, theirs))
         self._process.start()
         theirs.close()
 

@@ -24,6 +24,8 @@ from bench.peers import PEERS
 Tree = dict[str, torch.Tensor]
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
+CONTEXT: Any = multiprocessing.get_context("spawn")
+"""Starts all processes."""
 PAGE = 4096
 _ACK = struct.Struct("<Q")
 
@@ -171,12 +173,11 @@ class SpawnedPeer(Peer):
     name: ClassVar[str]
 
     def start(self, count: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
         self._all: list[Connection] = []
         self._processes = []
         for rank, endpoint in enumerate(self.endpoints(count)):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=reader_main, args=(self.name, rank, theirs, endpoint), daemon=True)
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=reader_main, args=(self.name, rank, theirs, endpoint), daemon=True)
             process.start()
             theirs.close()
             self._all.append(ours)

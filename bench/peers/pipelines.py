@@ -5,7 +5,6 @@ another way is at work. The ways take turns, and the result is the median. To ma
 that any decoder does; what this takes by itself is measured, too. The table goes into docs/guides/pipelines.md.
 """
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.peers import interface
 from bench.peers.harness import machine
 from bench.peers.interface import PAGE
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter
@@ -84,7 +84,6 @@ def producer(name: str, size: Size, index: int, orders: Connection, channel: Any
 
 def started(name: str, size: Size, end: ExitStack) -> Way:
     """Start the producers of a way."""
-    spawn = multiprocessing.get_context("spawn")
     handle = reader = None
     if name in (PUT, RESERVE):
         owner = end.enter_context(
@@ -98,11 +97,11 @@ def started(name: str, size: Size, end: ExitStack) -> Way:
         )
         handle, reader = owner.handle, end.enter_context(ObjectStoreReader.attach(owner.handle, rank=0))
     orders, channels = [], []
-    queue = spawn.Queue(size.producers * size.ahead) if name == QUEUE else None
+    queue = interface.CONTEXT.Queue(size.producers * size.ahead) if name == QUEUE else None
     for index in range(size.producers):
-        ours, theirs = spawn.Pipe()
-        channel, sent = spawn.Pipe(duplex=False)
-        process = spawn.Process(target=producer, args=(name, size, index, theirs, queue or sent, handle))
+        ours, theirs = interface.CONTEXT.Pipe()
+        channel, sent = interface.CONTEXT.Pipe(duplex=False)
+        process = interface.CONTEXT.Process(target=producer, args=(name, size, index, theirs, queue or sent, handle))
         process.start()
         end.callback(process.join, PATIENCE)
         orders.append(ours)

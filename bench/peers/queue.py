@@ -1,9 +1,9 @@
 """multiprocessing.Queue: one for each reader; its thread pickles and writes."""
 
-import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
+from bench.peers import interface
 from bench.peers.interface import Arrays, Receiver, SpawnedPeer, Tree, arrays, tensors
 
 
@@ -22,8 +22,7 @@ class PickleQueue(SpawnedPeer):
     receiver = _Reader
 
     def endpoints(self, count: int) -> Sequence[Any]:
-        spawn = multiprocessing.get_context("spawn")
-        self._queues = [spawn.Queue() for _ in range(count)]
+        self._queues = [interface.CONTEXT.Queue() for _ in range(count)]
         return self._queues
 
     def begin(self, nbytes: int, n_readers: int) -> None:
