@@ -361,6 +361,15 @@ def test_a_request_without_data_fails_if_the_store_has_lost_its_item(host: Host)
     assert [] == two.tokens["c"]
     assert 3 == len(two.tokens["d"])
     assert not host.claimed(two, 2)
+    one.ask("e", 4)
+    two.ask("f", 4, data=None)  # it waits for the one who makes it
+    two.ask("g", 5, 6)
+    two.ask("h", 5, data=None)  # also if that is a request of its own engine
+    one.during = two.step
+    one.step()
+    assert [] == two.tokens["f"]
+    two.run()
+    assert [3, 3, 3] == [len(two.tokens[name]) for name in "fgh"]
 
 
 def test_no_question_about_what_is_computed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,15 +70,19 @@ class SchedulerSide:
             if covered or identifier in self._local:
                 if not running:
                     self._touch(key)
+            elif feature.data is None:  # the client relies on the store: nobody here can encode it
+                if self._find(key) is None:
+                    if self._reader.claimed(key, namespace=self._namespace) and self._may_wait(request.request_id):
+                        self._deferred = True
+                    else:
+                        self._lost.add(request.request_id)
+                    return False
             elif key not in self._held:
                 held = self._take(key)
                 if held is not None:
                     self._held[key] = held
                 elif self._may_wait(request.request_id):
                     self._deferred = True
-                    return False
-                if feature.data is None and not isinstance(held, PinnedRef):
-                    self._lost.add(request.request_id)  # its client relies on the store, and nobody can encode it
                     return False
         return True
 
@@ -96,6 +100,15 @@ class SchedulerSide:
     def _touch(self, key: str) -> None:
         """Count a use, which vLLM's own caches hide from the store."""
         self._reader.find(key, namespace=self._namespace)  # garbage is let go
+
+    def _find(self, key: str) -> PinnedRef | None:
+        """Hold a stored output until the step is built; None if there is none."""
+        held = self._held.get(key)
+        if not isinstance(held, PinnedRef):
+            held = self._reader.find(key, namespace=self._namespace)
+            if held is not None:
+                self._held[key] = held
+        return held
 
     def _take(self, key: str) -> PinnedRef | Claim | None:
         if self._settings.single_flight:
@@ -117,12 +130,7 @@ class SchedulerSide:
         The item is one of the request that `ensure` was asked about last.
         """
         key = self._keys.get(identifier)
-        if not key:
-            return False
-        held = self._held.get(key)
-        if held is None and (held := self._reader.find(key, namespace=self._namespace)) is not None:
-            self._held[key] = held
-        return isinstance(held, PinnedRef)
+        return key is not None and self._find(key) is not None
 
     def allocate(self, request: Any, index: int) -> None:
         """Note that vLLM keeps a place for the item, which this step loads or encodes, unless it is preempted."""
