@@ -87,8 +87,6 @@ int shms_claim_take(shms_claims *c, uint64_t thread, const char *key, uint32_t k
     if (granted && c->n == SHMS_MAX_CLAIMS) {
         granted = lock(c, F_OFD_GETLK, F_WRLCK, byte) != 1;
         byte = 0;
-    } else if (granted && !shms_segment_is_fd(&c->file, c->file.fd)) {
-        byte = 0; /* foreign code has closed it, and the number may be another file's by now */
     } else if (granted && lock(c, F_OFD_SETLK, F_WRLCK, byte) == 0) {
         c->table[c->n].byte = byte;
         c->table[c->n++].thread = thread;

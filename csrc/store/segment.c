@@ -63,13 +63,14 @@ static bool advice_ignored; /* madvise has no effect (qemu-user): children inher
 
 static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
 
-bool shms_segment_is_fd(const shms_segment *seg, int fd) {
+/* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
+static bool is_segment_fd(const shms_segment *seg, int fd) {
     struct stat st;
     return fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
 }
 
 static void close_fd(shms_segment *seg) {
-    if (seg->fd >= 0 && shms_segment_is_fd(seg, seg->fd))
+    if (seg->fd >= 0 && is_segment_fd(seg, seg->fd))
         close(seg->fd);
     seg->fd = -1;
 }
@@ -200,7 +201,7 @@ static int open_again(const shms_segment *seg, int role) {
     int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
     if (fd < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    if (shms_segment_is_fd(seg, fd))
+    if (is_segment_fd(seg, fd))
         return fd;
     close(fd); /* the name is another segment's by now */
     return SHMS_ENOSTORE;
@@ -339,7 +340,7 @@ int shms_segment_publish(shms_segment *seg) {
         return rc;
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
     mprotect(seg->control, seg->layout.writer_at, PROT_READ); /* joins the mapping behind it, or stays writable */
-    if (shms_segment_is_fd(seg, seg->fd))
+    if (is_segment_fd(seg, seg->fd))
         futimens(seg->fd, NULL); /* wakes shms_watch, which sees no store to memory */
     return SHMS_OK;
 }
@@ -566,7 +567,7 @@ static bool is_closing(const shms_segment *seg, int w) {
 }
 
 static bool held(const shms_segment *seg, struct flock fl) {
-    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !shms_segment_is_fd(seg, seg->fd);
+    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !is_segment_fd(seg, seg->fd);
 }
 
 /* Does a process still write into an arena's data for its last writer, which has ended? It ends in a moment, too. */
@@ -637,7 +638,7 @@ static bool unlink_last(shms_segment *seg, int unlinks) {
     struct flock all = lock_bytes(0, n);
     before.l_type = behind.l_type = F_RDLCK;
     all.l_type = F_UNLCK;
-    if (!shms_segment_is_fd(seg, seg->fd))
+    if (!is_segment_fd(seg, seg->fd))
         return false;
     bool last = (own_byte == 0 || fcntl(seg->fd, F_OFD_SETLK, &before) == 0) &&
                 (own_byte + 1 >= n || fcntl(seg->fd, F_OFD_SETLK, &behind) == 0);

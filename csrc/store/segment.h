@@ -94,8 +94,6 @@ bool shms_segment_held(const shms_segment *seg, int role);
 /* Releases the lock, and stops probing others; with `unlinks`, not 0, removes the name between the two, as
  * _unlink_last. Idempotent. */
 void shms_segment_unlock(shms_segment *seg, int unlinks);
-/* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
-bool shms_segment_is_fd(const shms_segment *seg, int fd);
 /* Does the name still name this segment? Needs no descriptor. */
 bool shms_segment_named(const shms_segment *seg);
 /* Removes the name, if it still names this segment. */

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from shmstore import (
     StoreClosedError,
 )
 from tests.store.children import find_or_claim_and_wait
-from tests.support import SHM, Stores
+from tests.support import Stores
 
 Process = ObjectStoreReader | ObjectStoreWriter
 
@@ -171,28 +170,6 @@ def test_beyond_256_a_claim_excludes_nobody(writer: ObjectStoreWriter, reader: O
     many.clear()
     gc.collect()
     assert claim(reader, "k256").exclusive
-
-
-def test_where_foreign_code_has_closed_the_descriptor_a_claim_excludes_nobody_and_locks_no_other_file(
-    writer: ObjectStoreWriter, reader: ObjectStoreReader, tmp_path: Path
-) -> None:
-    def descriptors() -> set[int]:
-        store, fds = (SHM / writer.name).stat(), [int(fd) for fd in os.listdir("/proc/self/fd")]
-        return {fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}") and os.path.samestat(os.stat(fd), store)}
-
-    before = descriptors()
-    claim(reader).end()
-    (fd,) = descriptors() - before
-    with (tmp_path / "another").open("w+b") as other:
-        os.dup2(other.fileno(), fd)
-    try:
-        with claim(reader) as first:
-            assert not first.exclusive
-            assert "lock:" not in Path(f"/proc/self/fdinfo/{fd}").read_text()
-            claim(writer).end()
-        assert not reader.claimed("a")
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.parametrize("another", [False, True])
