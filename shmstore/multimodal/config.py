@@ -17,7 +17,7 @@ from shmstore.tiers.urls import read_url
 
 GIB = 1 << 30
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
-_MAX_GB = 1 << 32  # more than any machine has; its bytes still fit 64 bits
+_MAX_GB = 1 << 18  # what a store can have; more than a machine has
 # The bounds of the store; a test compares them.
 _MAX_READERS, _MAX_WRITERS, _MAX_GROUPS, _MAX_OBJECTS = 256, 64, 255, 1 << 24
 

@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import Any
 
-from shmstore.errors import WriterActiveError
+from shmstore.errors import LayoutMismatchError, WriterActiveError
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.checks import check_config
 from shmstore.multimodal.caches.lru_pair import (
@@ -71,6 +71,10 @@ def processor_cache_from_config(
             relay = " beside the relay" if config.relay else ""
             hint = f"api_process_count is {config.api_process_count}{relay}; raise it in all API servers, or end one"
         raise WriterActiveError(error.message, hint=hint) from None
+    except LayoutMismatchError as error:
+        hint = "give all API servers the same configuration: n_readers and groups come from world_size and "
+        hint += "data_parallel_size, capacity from ipc_cache_gb, n_writers from api_process_count"
+        raise LayoutMismatchError(error.message, hint=hint) from None
     tier = None
     try:
         if config.tier_url is not None:
@@ -121,9 +125,9 @@ def worker_receiver_cache_from_config(
 
     `policy` says what the worker gets of a reference; see `ShmObjectStoreReceiverCache`. `store` is the sender's handle
     or the store's name. By default it is the handle whose JSON is in the environment variable `SHMSTORE_HANDLE`, or the
-    store named `shm_name`, for which the worker waits up to `wait` seconds. `relay` is the path at which the host's
-    `shmstore relay` listens, or the environment variable `SHMSTORE_RELAY` holds it; without one, a reference of another
-    host's store is a CacheMissError.
+    name `shm_name`. The worker waits up to `wait` seconds for a store of that name. `relay` is the path at which the
+    host's `shmstore relay` listens, or the environment variable `SHMSTORE_RELAY` holds it; without one, a reference of
+    another host's store is a CacheMissError.
 
     Raises ValueError if nothing names the store, or if `rank` is not below the number of all workers,
     LayoutMismatchError if the store is for another number of workers (`world_size`), and else as
@@ -134,14 +138,14 @@ def worker_receiver_cache_from_config(
         return None
     all_of = "world_size" if config.n_engines == 1 else "world_size * data_parallel_size"
     rank = int_of(f"rank (below {all_of})", rank, 0, config.n_readers - 1)
-    waits = None
     if store is None:
         text = os.environ.get(HANDLE_VARIABLE)
-        store, waits = (StoreHandle.from_json(text), None) if text else (config.shm_name, wait)
+        store = StoreHandle.from_json(text) if text else config.shm_name
     if store is None:
         raise ValueError(
             f"store is missing; pass the sender's handle, set {HANDLE_VARIABLE} to its to_json(), or set shm_name"
         )
+    waits = wait if isinstance(store, str) else None  # who has a handle has a store
     reader = ObjectStoreReader.attach(store, rank=rank, n_readers=config.n_readers, wait=waits)
     try:
         relay = relay or os.environ.get(RELAY_VARIABLE) or None

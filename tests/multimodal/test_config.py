@@ -37,7 +37,7 @@ SMALL = MIB / GIB
     ("field", "values"),
     [
         ("processor_cache_gb", [-1, float("nan"), float("inf"), "4", None, True, 10**400, 10**5000, 1e308]),
-        ("ipc_cache_gb", [-0.5, float("nan"), "4", 10**400, 2**32 + 1]),
+        ("ipc_cache_gb", [-0.5, float("nan"), "4", 10**400, 2**18 + 1]),
         ("processor_cache_gb", [1e-12, 4e-10, 5e-324, np.float64("nan"), np.bool_(True), 1j]),
         ("ipc_cache_gb", [1e-12]),
         ("cache_type", ["disk", None, ""]),
@@ -305,8 +305,9 @@ def test_a_worker_finds_its_store_by_handle_name_environment_or_configuration(
 def test_a_worker_waits_for_the_store_of_its_configuration(name: str) -> None:
     """It starts before the API server."""
     settings = config(4 * MIB, cache_type="shm", shm_name=name)
-    with pytest.raises(StoreNotFoundError):
-        worker_receiver_cache_from_config(settings, 0, wait=0.01)
+    for named in (None, name):
+        with pytest.raises(StoreNotFoundError, match=r"after 0.01 seconds"):
+            worker_receiver_cache_from_config(settings, 0, named, wait=0.01)
     waits = Signal()
 
     def worker() -> Any:

@@ -175,7 +175,11 @@ def test_a_server_of_another_configuration_hears_what_differs() -> None:
     other = replace(settings, ipc_cache_gb=8 * MIB / GIB, api_process_count=4, data_parallel_size=2)
     with shm_sender(settings) as one:
         differ = ["n_writers is 3, not 4", f"capacity is {4 * MIB}, not {8 * MIB}", "n_readers is 1, not 2"]
-        with raises(LayoutMismatchError, names=[settings.shm_name, *differ], hint=["same options"]):
+        with raises(
+            LayoutMismatchError,
+            names=[settings.shm_name, *differ],
+            hint=["world_size", "ipc_cache_gb", "api_process_count"],
+        ):
             processor_cache_from_config(other)
         assert one.get_and_update_item((item(10), []), "a")
     with shm_sender(other) as later:
