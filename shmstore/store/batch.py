@@ -24,9 +24,11 @@ class Internals(NamedTuple):
     """`get_cached` as a part of a batch."""
     serde: ObjectSerde
     """The serializer."""
+    look_or_claim: Callable[..., Any]
+    """What `find_or_claim` does before it finds, with another way to look."""
 
 
 def internals_of(writer: ObjectStoreWriter) -> Internals:
     """Return the inside of an open writer."""
     inside: Any = writer
-    return Internals(inside._writer, inside._put, inside._hand_out, inside._serde)
+    return Internals(inside._writer, inside._put, inside._hand_out, inside._serde, inside._look_or_claim)

@@ -2,6 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from shmstore.bindings import claims as native
@@ -71,27 +72,26 @@ class Claiming(ABC, Generic[Found]):
         """
         packed, seconds = packed_key(key, namespace), seconds_of("wait", wait)
         self._has(packed)  # before its claims are opened, since it may be closed
-        claims, end = self._the_claims(), time.monotonic() + seconds
-        if seconds and claims.of_this_thread():
+        if seconds and self._the_claims().of_this_thread():
             raise RuntimeError(
                 "this thread holds a claim and must not wait for another one, because two threads could wait for each "
                 "other; end its claim first, or pass wait=0"
             )
-        while True:
-            if self._has(packed) and (found := self.find(key, namespace=namespace)) is not None:
+        while (got := self._look_or_claim(key, packed, self._has, seconds)) is True:
+            if (found := self.find(key, namespace=namespace)) is not None:
                 return found
+        return got or None
+
+    def _look_or_claim(self, key: str, packed: bytes, has: Callable[[bytes], bool], seconds: float) -> Claim | bool:
+        """Return whether `has` finds the key, or a claim if nobody makes it; a thread that holds one does not wait."""
+        claims, end = self._the_claims(), seconds and time.monotonic() + seconds
+        while True:
+            if has(packed):
+                return True
             if (taken := claims.take(packed)) is not None:
-                claim = Claim(key, taken)
-                try:
-                    if not self._has(packed):  # it may have come since the last look
-                        return claim
-                    claim.end()
-                except BaseException:
-                    claim.end()
-                    raise
-                continue
-            if (left := end - time.monotonic()) <= 0:
-                return None
+                return has(packed) or Claim(key, taken)  # it may have come since the last look: then `taken` is garbage
+            if (left := end - time.monotonic()) <= 0 or claims.of_this_thread():
+                return False
             time.sleep(min(_AGAIN, left))
 
     def claimed(self, key: str, *, namespace: str | None = None) -> bool:

@@ -24,6 +24,14 @@ def main(conn: Any, settings: MultiModalCacheConfig) -> None:
                 sent = [piece for piece, _ in outputs]
                 sender.assign_group(sent, engine)
                 conn.send((cached, outputs))
+            elif method == "begin":
+                begun = sender.begin(*arguments, wait=60)
+                conn.send([*begun])
+            elif method == "meet":
+                begun = sender.begin(*arguments, wait=60)
+                inputs = [None if hit else (truth(it), []) for it, hit in zip(*arguments, begun, strict=True)]
+                sender.release([piece for piece, _ in sender.get_and_update(inputs, *arguments)])
+                conn.send([*begun])
             elif method == "stats":
                 conn.send(sender.writer.stats())
             else:

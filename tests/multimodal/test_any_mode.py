@@ -48,7 +48,9 @@ def test_served_aborted_and_rejected_requests_take_the_same_lines_in_every_mode(
         assert (StoreHandle if mode == "shm" else type(None)) is type(sender.handle)
 
         def sent(mm_hashes: list[str]) -> list[Any]:
-            inputs = [None if known else (item(8), [update("x")]) for known in sender.is_cached(mm_hashes)]
+            with sender.begin(mm_hashes) as begun:
+                assert begun == sender.is_cached(mm_hashes)
+            inputs = [None if known else (item(8), [update("x")]) for known in begun]
             return [what for what, _ in sender.get_and_update(inputs, mm_hashes)]
 
         served = features(["a", "b"], sent(["a", "b"]))

@@ -147,6 +147,7 @@ def test_a_wrong_hash_is_the_same_error_in_every_mode_and_has_changed_nothing(
         lambda: p0.get_and_update([None], [bad]),
         lambda: p0.is_cached(["old", bad]),
         lambda: p0.is_cached(mm_hash for mm_hash in ("old", bad)),
+        lambda: p0.begin(["old", bad]),
         lambda: p0.invalidate(["old", bad]),
         lambda: receive([item(2), item(2)], ["new", bad]),
         lambda: receive([item(2), None], ["new", bad]),
@@ -176,6 +177,7 @@ def test_a_wrong_hash_is_the_same_error_in_every_mode_and_has_changed_nothing(
 def test_one_hash_where_several_are_expected_is_not_taken_for_its_letters(p0: Any, receive: Any) -> None:
     calls: list[Callable[[Any], object]] = [
         p0.is_cached,
+        p0.begin,
         lambda mm_hashes: p0.get_and_update([None] * 3, mm_hashes),
         lambda mm_hashes: receive([item(2)] * 3, mm_hashes),
     ]
@@ -183,9 +185,12 @@ def test_one_hash_where_several_are_expected_is_not_taken_for_its_letters(p0: An
         with raises(TypeError, names=("mm_hashes", "str")):
             call("old")
     for wrong in (None, 7):
-        for call in (p0.is_cached, p0.invalidate):
+        for call in (p0.is_cached, p0.begin, p0.invalidate):
             with raises(TypeError, names=("mm_hashes", "None" if wrong is None else "int")):
                 call(wrong)
+    for wait, kind in ((-1, ValueError), (float("nan"), ValueError), ("1", TypeError)):
+        with raises(kind, names=("wait",)):
+            p0.begin(["old"], wait=wait)
 
 
 def test_a_hash_that_is_too_long_for_a_key_is_one_like_any_other(p0: Any) -> None:

@@ -3,7 +3,7 @@
 P0, the API server, has a `BaseMultiModalProcessorCache`. P1, the engine core, and the workers have a
 `BaseMultiModalReceiverCache`. For each request the order is
 
-    P0: is_cached → preprocess the rest → get_and_update → send the outputs as `MultiModalFeatureSpec.data`
+    P0: is_cached or begin → preprocess the rest → get_and_update → send the outputs as `MultiModalFeatureSpec.data`
     P1 or worker: get_and_update_features → the model
 
 `release` (a request ends early), `invalidate` (P1 rejects it) and `close` exist in every mode, and may do nothing. An
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from shmstore.multimodal.caches.checks import check_batch, check_pairs, checked_hashes, no_features, one_or_more
@@ -30,7 +31,8 @@ from shmstore.multimodal.values.types import (
     UpdatesT,
 )
 from shmstore.refs import StoreHandle
-from shmstore.store import ObjectStoreWriter
+from shmstore.store import Claim, ObjectStoreWriter
+from shmstore.store.arguments import seconds_of
 from shmstore.tiers import StoreTier
 
 
@@ -58,6 +60,22 @@ class _Cache:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class Begun(list[bool | None], AbstractContextManager[Any]):
+    """The answer of `begin` for each hash: True, cached; False, yours to make; None, another one makes it still.
+
+    It has the claims on what is yours. Each ends when its item is stored, sent inline or refused; all end at the end of
+    a `with` block, or as garbage. So keep it until then, and let go of it if you fail.
+    """
+
+    def __init__(self, answers: Iterable[bool | None]) -> None:
+        super().__init__(answers)
+        self.claims: list[Claim] = []
+
+    def __exit__(self, *exc: object) -> None:
+        for claim in self.claims:
+            claim.end()
 
 
 class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
@@ -104,6 +122,15 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
     def is_cached(self, mm_hashes: Sequence[str]) -> list[bool]:
         """Do `is_cached_item` for each; TypeError for a wrong hash."""
         return [self.is_cached_item(mm_hash) for mm_hash in checked_hashes(mm_hashes)]
+
+    def begin(self, mm_hashes: Sequence[str], *, wait: float = 1.0) -> Begun:
+        """Do `is_cached`, and claim the rest, so that one of those who share a store makes each item.
+
+        Waits at most so many seconds for what another one makes, and not while this thread holds a claim. Without a
+        store everything that is not cached is yours. Raises TypeError for a wrong hash.
+        """
+        seconds_of("wait", wait)
+        return Begun(self.is_cached(mm_hashes))
 
     def get_and_update(
         self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from shmstore.errors import (
     CacheMissError,
@@ -29,12 +31,13 @@ from shmstore.errors import (
     UnsupportedValueError,
     shown,
 )
-from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, Begun
 from shmstore.multimodal.caches.checks import (
     check_config,
     check_hash,
     check_known,
     check_pairs,
+    checked_hashes,
     checked_types,
     one_or_more,
 )
@@ -53,8 +56,8 @@ from shmstore.multimodal.values.types import (
     UpdatesT,
 )
 from shmstore.refs import StoreHandle, trusted_ref
-from shmstore.store import ObjectStoreWriter
-from shmstore.store.arguments import MAX_KEY, int_of, stored_key
+from shmstore.store import Claim, ObjectStoreWriter
+from shmstore.store.arguments import MAX_KEY, int_of, packed_key, stored_key
 from shmstore.store.batch import internals_of
 from shmstore.store.kinds import number_of
 from shmstore.store.writer import Batch
@@ -112,6 +115,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self._storing = self._native.storing
         self._updates = StoredUpdates(types, writer)
         self._counts = HitCounter()
+        self._claims: WeakValueDictionary[str, Claim] = WeakValueDictionary()
+        """By hash: what threads have begun, and each of them keeps."""
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether None is enough as input; changes neither order nor counts. StoreClosedError after `close`.
@@ -131,6 +136,30 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             return self._updates.unpacked(extra, mm_hash) is not UNKNOWN
 
         return self.tier.fetch(mm_hash, accepts=accepts) and self._updates.is_cached(mm_hash)
+
+    def begin(self, mm_hashes: Sequence[str], *, wait: float = 1.0) -> Begun:
+        """Do `is_cached`, and claim the rest: one thread of all API servers makes each item, and the others wait.
+
+        What goes inline, or is stored without its updates, is made by one after the other.
+        """
+        hashes = [stored_key(mm_hash) for mm_hash in checked_hashes(mm_hashes)]
+        begun = super().begin(hashes, wait=wait)
+        if all(begun):
+            return begun
+        end = time.monotonic() + wait
+        answers = dict(zip(hashes, begun, strict=True))
+        # All in one order, so that who meets the same items waits at the first; what others make comes before a claim.
+        missing = sorted((not self.writer.claimed(key), key) for key, cached in answers.items() if not cached)
+        for _, key in missing:
+            has = lambda packed, key=key: self._updates.is_cached(key)  # noqa: E731
+            found = self._inside.look_or_claim(key, packed_key(key), has, end - time.monotonic())
+            if isinstance(found, Claim):  # its answer is False already
+                begun.claims.append(found)
+                self._claims[key] = found
+            else:
+                answers[key] = found or None
+        begun[:] = [answers[key] for key in hashes]
+        return begun
 
     def get_and_update_item(
         self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
@@ -235,6 +264,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         except BaseException:
             batch.undo()
             raise
+        finally:
+            if self._claims:
+                for mm_hash in mm_hashes:
+                    if (claim := self._claims.pop(mm_hash, None)) is not None:
+                        claim.end()
 
     def _hit(self, batch: Batch, mm_hash: str) -> ProcessorOutput[ItemT, UpdatesT] | None:
         """Return the output of a cached item; None if it is not cached, or all lease entries are taken."""
