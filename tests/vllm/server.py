@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -93,11 +95,18 @@ class Server:
         **settings: Any,
     ) -> http.client.HTTPConnection:
         """Send one request, and return the connection on which its answer will come: a new one, or `door`."""
-        body = {"model": "tiny", "messages": message(*pictures, text=text), "temperature": 0, "ignore_eos": True}
-        body |= {"max_tokens": 8, "return_token_ids": True} | settings
         connection = door or self.connect()
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        self.post(connection, self.body(*pictures, text=text, **settings))
         return connection
+
+    def body(self, *pictures: Image.Image, text: str = "what is this", **settings: Any) -> str:
+        """Return a request."""
+        body = {"model": "tiny", "messages": message(*pictures, text=text), "temperature": 0, "ignore_eos": True}
+        return json.dumps(body | {"max_tokens": 8, "return_token_ids": True} | settings)
+
+    def post(self, connection: http.client.HTTPConnection, body: str) -> None:
+        """Send a request."""
+        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
 
     def ask(
         self, *pictures: Image.Image, door: http.client.HTTPConnection | None = None, **settings: Any
@@ -105,12 +114,16 @@ class Server:
         """Return the status, and the tokens of each choice."""
         connection = self.send(*pictures, door=door, **settings)
         try:
-            answer = connection.getresponse()
-            said = json.loads(answer.read())
-            return answer.status, [choice["token_ids"] for choice in said.get("choices", [])]
+            return self.answer(connection)
         finally:
             if door is None:
                 connection.close()
+
+    def answer(self, connection: http.client.HTTPConnection) -> tuple[int, list[list[int]]]:
+        """Return what comes on a connection on which a request was sent, as `ask` does."""
+        answer = connection.getresponse()
+        said = json.loads(answer.read())
+        return answer.status, [choice["token_ids"] for choice in said.get("choices", [])]
 
     @contextmanager
     def doors(self, count: int) -> Iterator[list[http.client.HTTPConnection]]:
@@ -182,6 +195,13 @@ class Server:
                 with StoreInspector.open(info.name) as inspector:
                     found += [slot.key for slot in inspector.slots() if slot.state == "live"]
         return found
+
+    def claimed(self) -> bool:
+        """Return whether one of its processes has a claim: a lock on a byte far behind the end of the store's file."""
+        any_byte = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 1 << 61, 0, 0)
+        with open(f"/dev/shm/{self.store().name}", "rb+") as file:
+            kind, *_ = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_OFD_GETLK, any_byte))
+        return bool(kind != fcntl.F_UNLCK)
 
     def family(self) -> list[psutil.Process]:
         """Return its processes, the API server first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
     MultiModalSharedField,
 )
+from vllm.utils.async_utils import make_async
 from vllm.v1.engine import EngineCoreRequestType, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
@@ -42,7 +45,7 @@ from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_ite
 from shmstore.integrations.vllm.receiver import ReceiverCache
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
 from shmstore.integrations.vllm.sender import SenderCache
-from shmstore.integrations.vllm.shared import HANDLE, RUN, STORE, TIER
+from shmstore.integrations.vllm.shared import HANDLE, RUN, STORE, TIER, WAIT
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from tests.support import segments
@@ -97,9 +100,12 @@ def test_the_factories_find_the_classes_of_the_plugin(monkeypatch: pytest.Monkey
     )
 
 
-@pytest.mark.parametrize("name", ["SHMSTORE_VLLM", "SHMSTORE_VLLM_READ"])
-def test_a_setting_that_means_nothing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "perhaps")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*((f"SHMSTORE_VLLM{of}", "perhaps") for of in ("", "_READ", "_WAIT")), (WAIT, "-1"), (WAIT, "nan")],
+)
+def test_a_setting_that_means_nothing_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=name):
         register()
 
@@ -734,6 +740,82 @@ def test_api_servers_share_what_either_has_stored_and_the_last_one_ends_their_st
         with shmstore.ObjectStoreWriter.join(name) as again:
             assert 1 == again.recovered
             again.close(unlink=True)
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SenderCache]]:
+    """Two API servers of one store, which wait for each other for ever."""
+    monkeypatch.delenv(STORE, raising=False)
+    monkeypatch.setenv(RUN, f"shmstore-{os.getpid()}-both")
+    monkeypatch.setenv(WAIT, "inf")
+    monkeypatch.setattr(sender_module, "_collector", ShmStoreCollector)
+    made = [SenderCache(config(_api_process_count=2)) for _ in range(2)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_an_item_that_two_servers_miss_at_once_is_processed_by_one(servers: list[SenderCache]) -> None:
+    one, other = servers
+    asked = one.is_cached(["b", "a"])
+    assert [False, False] == asked
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(other.is_cached, ["a", "b", "c"])
+        one.get_and_update_item((item(*FIELDS), []), "b")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        one.get_and_update_item((item(*FIELDS), []), "a")
+        assert [True, True, False] == waiting.result(60)
+    one.invalidate("a")  # `other` has been handed it
+    assert [] == list(other.get_and_update_item(None, "a")[1])
+    assert (2, 2) == (other.make_stats().hits, other.make_stats().total)
+
+
+def test_the_claims_of_a_processor_that_fails_end_with_its_request(servers: list[SenderCache]) -> None:
+    one, other = servers
+
+    def process() -> None:
+        mm_is_cached = {"image": one.is_cached(["a"])}
+        raise AssertionError(mm_is_cached)
+
+    async def request() -> None:
+        with pytest.raises(AssertionError):
+            await make_async(process)()
+
+    asyncio.run(request())
+    gc.collect()
+    assert not other.writer.claimed("a")
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(None, 1.0), ("0", 0.0), ("2.5", 2.5)])
+def test_it_waits_as_long_as_the_setting_says(
+    value: str | None, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(WAIT, raising=False)
+    if value is not None:
+        monkeypatch.setenv(WAIT, value)
+    cache, waits = SenderCache(config()), list[float]()
+
+    def begin(mm_hashes: list[str], *, wait: float) -> list[None]:
+        waits.append(wait)
+        return [None]
+
+    monkeypatch.setattr(cache._sender, "begin", begin)
+    assert [False] == cache.is_cached(["a"])
+    cache.close()
+    assert [seconds] == waits
+
+
+def test_on_the_thread_of_an_event_loop_nobody_waits(servers: list[SenderCache]) -> None:
+    one, other = servers
+
+    async def both() -> list[list[bool]]:
+        kept = [cache.is_cached(["a"]) for cache in servers]
+        assert other.writer.claimed("a")
+        return kept
+
+    assert [[False], [False]] == asyncio.run(both())
+    assert not one.writer.claimed("a")
 
 
 def test_processes_of_one_server_know_one_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
 
+from tests.vllm.encoder import counting
 from tests.vllm.inputs import photograph
-from tests.vllm.server import END, server
+from tests.vllm.server import END, Server, server
 
 IMAGES = 8
 SETTINGS = {
@@ -31,6 +34,10 @@ class Seen(NamedTuple):
     keys: list[str | None]
     shown: tuple[float, ...]
     """Puts, hits and misses, as the server that was asked shows them."""
+    at_once: int
+    """Images that were processed when all API servers got the same new ones at the same moment."""
+    failed: tuple[int, bool]
+    """The status of a request that fails in the processor, and whether a claim of its server stays."""
     left: list[str]
     """What stayed: its processes and its store."""
 
@@ -40,8 +47,11 @@ def seen(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.T
     servers, engines, wanted = SETTINGS[request.param]
     settings = (*wanted, "--mm-processor-cache-gb", "0.1", "--max-num-seqs", "2")
     tokens: list[list[int]] = []
-    processed = []
-    with server(model, tmp_path_factory.mktemp("servers") / "log", *settings) as running:
+    processed, folder = [], tmp_path_factory.mktemp("servers")
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        for name, value in counting.environment(folder).items():
+            patch.setenv(name, value)
+        running = stack.enter_context(server(model, folder / "log", *settings))
         with running.doors(servers) as doors:
             for asked in [doors * (IMAGES // servers), *([door] * IMAGES for door in doors)]:
                 for number, door in enumerate(asked):
@@ -53,12 +63,46 @@ def seen(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.T
         assert engines == len(running.engines())
         shown = tuple(running.metric(f"shmstore_{name}_total") for name in ("puts", "hits", "misses"))
         keys, store, family = running.keys(), Path("/dev/shm", running.store().name), running.family()
+        at_once, failed = meet(running, servers, folder), fail(running)
         if servers > engines:  # vLLM ends the others when one has died
             psutil.Process(one).kill()
         else:
             running.process.terminate()
         _, alive = psutil.wait_procs(family, END)
-    return Seen(servers, tokens, processed, keys, shown, [*map(str, alive), *map(str, [store] * store.exists())])
+    return Seen(
+        servers,
+        tokens,
+        processed,
+        keys,
+        shown,
+        at_once,
+        failed,
+        [*map(str, alive), *map(str, [store] * store.exists())],
+    )
+
+
+def meet(running: Server, servers: int, folder: Path) -> int:
+    """Ask all API servers about the same new photographs at once: eight together, and then eight alone."""
+    before = counting.processed(folder)
+    new = [photograph(number, (480, 360)) for number in range(IMAGES, 3 * IMAGES)]
+    with running.doors(servers) as doors:
+        for pictures in (new[:IMAGES], *([one] for one in new[IMAGES:])):
+            body = running.body(*pictures)
+            for door in doors:
+                running.post(door, body)
+            first, *others = [running.answer(door) for door in doors]
+            assert 200 == first[0]
+            assert [first] * (servers - 1) == others
+    return counting.processed(folder) - before
+
+
+def fail(running: Server) -> tuple[int, bool]:
+    """Send a picture that is too thin, for which the processor raises an error."""
+    status, _ = running.ask(photograph(0, (600, 2)))
+    deadline = time.monotonic() + END
+    while (claimed := running.claimed()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return status, claimed
 
 
 def test_the_tokens_are_those_of_one_server(seen: Seen, lru: Callable[[], dict[str, list[list[int]]]]) -> None:
@@ -68,6 +112,14 @@ def test_the_tokens_are_those_of_one_server(seen: Seen, lru: Callable[[], dict[s
 def test_an_image_is_processed_and_stored_once_whichever_server_is_asked(seen: Seen) -> None:
     assert [IMAGES] * (1 + seen.servers) == seen.processed
     assert IMAGES == len(seen.keys) == len(set(seen.keys))
+
+
+def test_images_that_all_servers_meet_at_once_are_processed_once(seen: Seen) -> None:
+    assert 2 * IMAGES == seen.at_once
+
+
+def test_a_request_that_fails_in_the_processor_leaves_no_claim(seen: Seen) -> None:
+    assert (400, False) == seen.failed
 
 
 def test_the_metrics_of_the_store_are_sums_over_all_servers(seen: Seen) -> None:

@@ -11,6 +11,7 @@ def install() -> None:
     """Put our classes where vLLM's factories look theirs up; idempotent. A sender then follows requests."""
     shared.agree()
     receiver.policy()  # a wrong setting is an error now, in the API server, and not later in a worker
+    sender.wait_seconds()
     _factories.ShmObjectStoreSenderCache = sender.SenderCache
     _factories.ShmObjectStoreReceiverCache = receiver.ReceiverCache
     if not hasattr(_factories._get_cache_type, "__wrapped__"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from asyncio import _get_running_loop
 from collections import OrderedDict
 from contextlib import suppress
 from functools import cache, partial
@@ -20,7 +21,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
-from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, engines, note_version, store_name
+from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, WAIT, engines, note_version, store_name
 from shmstore.integrations.vllm.totals import show_totals
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
@@ -49,6 +50,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         # 0.31 never says that a request is merged: then what was found stays until 64 others are.
         self._limit = 4096 if hasattr(BaseMultiModalProcessorCache, "release_sender_touches") else 64
         self._warned = False
+        self._wait = wait_seconds()
         os.environ[HANDLE] = self._sender.handle.to_json()
         _collector().watch(self._sender, self.writer.name)
         if self.writer.n_writers > 1:
@@ -62,10 +64,20 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         """The store's writer, for its statistics."""
         return self._sender.writer
 
+    def is_cached(self, mm_hashes: list[str]) -> Any:
+        """Do `is_cached_item` for each, and claim the rest while the list lives: until the request is merged, or fails.
+
+        vLLM asks in a thread of its renderer. On the thread of an event loop this does not wait.
+        """
+        begun = self._sender.begin(mm_hashes, wait=0 if _get_running_loop() else self._wait)
+        begun[:] = [bool(cached) and self._find(mm_hash) for cached, mm_hash in zip(begun, mm_hashes, strict=True)]
+        return begun
+
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether the store has the item; if so, it is handed out now, so that nobody evicts it before."""
-        if not self._sender.is_cached_item(mm_hash):
-            return False
+        return self._sender.is_cached_item(mm_hash) and self._find(mm_hash)
+
+    def _find(self, mm_hash: str) -> bool:
         try:
             found = self._exchange(None, mm_hash)
         except CacheMissError:  # evicted meanwhile, or every lease is open
@@ -150,6 +162,15 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         """Remove the store if no other server has it, or leave one with a chosen name to the next; idempotent."""
         _collector().forget(self._sender)
         self._sender.close()
+
+
+def wait_seconds() -> float:
+    """Return how long to wait for what another API server makes; ValueError if SHMSTORE_VLLM_WAIT says no seconds."""
+    chosen = os.environ.get(WAIT, "1")
+    with suppress(ValueError):
+        if (seconds := float(chosen)) >= 0:
+            return seconds
+    raise ValueError(f"{WAIT} must be a number of seconds from 0, not {chosen!r}")
 
 
 def _make_sender(vllm_config: Any) -> Any:

@@ -37,6 +37,8 @@ HANDLE = "SHMSTORE_VLLM_HANDLE"
 """The variable in which an API server leaves the store's handle for the engines that it starts."""
 TIER = "SHMSTORE_TIER"
 """The variable with the URL of a tier, in which API servers of other hosts find what this one has processed."""
+WAIT = "SHMSTORE_VLLM_WAIT"
+"""The variable with the seconds for which an API server waits for an item that another one processes."""
 RUN = "SHMSTORE_VLLM_RUN"
 """The variable with the name of a store without a chosen name, for the processes of one `vllm serve`."""
 

@@ -1,4 +1,4 @@
-"""A plug-in of vLLM that counts what the encoder makes; engines find it by an entry point that `environment` writes."""
+"""A plug-in of vLLM that counts what processor and encoder make; an entry point that `environment` writes names it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def environment(folder: Path, hold: str = "hold") -> dict[str, str]:
     about.mkdir(exist_ok=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: encoder_calls\nVersion: 1\n")
     (about / "entry_points.txt").write_text(f"[vllm.general_plugins]\nencoder_calls = {__name__}:register\n")
-    (folder / "calls").touch()
+    for name in ("calls", "processed"):
+        (folder / name).touch()
     return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", CALLS: str(folder / "calls"), HOLD: str(folder / hold)}
 
 
@@ -27,9 +28,17 @@ def calls(folder: Path) -> int:
     return (folder / "calls").stat().st_size
 
 
+def processed(folder: Path) -> int:
+    """Return how many images the processors of all API servers of this folder have begun."""
+    return (folder / "processed").stat().st_size
+
+
 def register() -> None:
-    """Count in this process, if it is one with an encoder."""
+    """Count in this process, if it is one with a processor or an encoder."""
     from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration as Model
+    from vllm.multimodal.processing import BaseMultiModalProcessor as Processor
+
+    process = Processor._call_hf_processor
 
     real = Model.embed_multimodal
 
@@ -41,6 +50,11 @@ def register() -> None:
             time.sleep(0.02)
         return real(self, **given)
 
+    def processing(self: Any, hf_data: Any, hf_kwargs: Any) -> Any:
+        with open(Path(os.environ[CALLS]).with_name("processed"), "ab") as file:
+            file.write(b"." * len(hf_data.get("images", ())))
+        return process(self, hf_data, hf_kwargs)
+
     if not hasattr(real, "__wrapped__"):
         counted.__wrapped__ = real  # type: ignore[attr-defined]
-        Model.embed_multimodal = counted
+        Model.embed_multimodal, Processor._call_hf_processor = counted, processing
