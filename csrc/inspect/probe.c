@@ -95,6 +95,9 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint6
         SHMS_LOOK("refused");
         shms_segment_unlock(&seg, 1); /* tries again, as writers that close do: one may have closed meanwhile */
         rc = shms_segment_named(&seg) ? SHMS_EWRITERACTIVE : SHMS_OK;
+    } else if (rc == SHMS_OK && shms_segment_named(&seg)) { /* nobody has it, and the kernel refused this user */
+        errno = EACCES;
+        rc = SHMS_ESYS;
     }
     shms_segment_close(&seg);
     return rc;

@@ -227,7 +227,7 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which root alone may")
 @pytest.mark.parametrize("prefix", ["", "shmstore-"])
-@pytest.mark.parametrize("mode", [0o600, 0o644])
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o666])
 def test_every_command_gives_the_same_answer_to_another_user(stores: Stores, prefix: str, mode: int) -> None:
     """`ls` knows that a file is a store if it may read it, or by its generated name."""
     name = prefix + store_name()
@@ -245,11 +245,12 @@ def test_every_command_gives_the_same_answer_to_another_user(stores: Stores, pre
     try:
         said = Child(ask).join()
     finally:
-        (SHM / name).unlink()
+        (SHM / name).unlink()  # it is there
     answer = f": store {name!r} belongs to user 0 (hint: run this as user 0)"
-    if mode == 0o644:  # all but the removal just read it
+    if mode != 0o600:  # all but the removal just read it
         assert [1] == [ran.status for ran in said.values() if answer in ran.err]
         assert (1, True) == (said["removes"].status, answer in said["removes"].err)
+        assert "NOT removed" in said["removes"].out
         assert name in said["ls"].out
         return
     listed = said.pop("ls")
