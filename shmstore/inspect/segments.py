@@ -2,13 +2,14 @@
 
 import os
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import ShmStoreError
 from shmstore.files import DIRECTORY, PREFIX, SegmentFile, another_user, classify
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
+from shmstore.inspect.verify import damage
 from shmstore.store.refusals import cannot_open
 
 _NO_STORE = ("foreign", "blank", "unreadable")
@@ -43,7 +44,10 @@ def _info(file: SegmentFile) -> SegmentInfo:
     facts = None
     if file.state == "ok":
         with StoreInspector.open(file.name) as inspector:
-            facts = inspector.facts()
+            facts, damaged = inspector.facts(), damage(inspector)
+        if damaged:
+            file = replace(file, state="damaged", problem=next(iter(damaged.values())))
+            facts = facts if len(damaged) < len(facts.writers) else None
     return SegmentInfo(**{field.name: getattr(file, field.name) for field in fields(file)}, facts=facts)
 
 

@@ -14,13 +14,14 @@ from shmstore.bindings import inspect as native
 from shmstore.cli import main as cli
 from shmstore.files import holders
 from shmstore.inspect.segments import look_at, remove_segment
-from tests.inspect.cases import CONDITIONS, OPTIONS, case, piped, running, stop
+from tests.inspect.cases import CONDITIONS, OPTIONS, case, peek, piped, poke, running, stop
+from tests.layout import FIELDS
 from tests.support import SHM, Child, store_name
 
 pytestmark = pytest.mark.alone
 ALIVE = ("live", "stopped")
 RECOVERABLE = ("dead", "other version")
-USELESS = ("damaged", "cut", "unfinished", "ephemeral")
+USELESS = ("damaged", "spoiled", "cut", "unfinished", "ephemeral")
 
 
 def make_old(name: str) -> None:
@@ -69,6 +70,23 @@ def test_a_dead_store_whose_name_nobody_knows_is_called_so_and_not_recoverable()
             assert "could be recovered" in piped("gc", ephemeral, "--json").json["segments"][0]["kept_because"]
 
 
+def test_a_store_is_kept_while_an_arena_of_it_is_sound() -> None:
+    name = store_name()
+    ObjectStoreWriter.create(name, **OPTIONS, n_writers=2).close(unlink=False)
+    try:
+        for arena, (reasons, has_figures) in enumerate([(["could be recovered"], True), ([], False)]):
+            poke(SHM / name, FIELDS["next_id"] + arena * peek(SHM / name, FIELDS["arena_stride"]), 1 << 63)
+            (row,) = piped("gc", name, "--json").json["segments"]
+            assert (reasons, "damaged") == (row["kept_because"], row["segment"]["state"])
+            watched = piped("top", "--iterations", "1", "--json")
+            (store,) = (store for store in watched.json["stores"] if store["segment"]["name"] == name)
+            assert (1, True) == (watched.status, name in watched.err)
+            assert has_figures == (store["segment"]["facts"] is not None)
+        assert [0, False] == [piped("gc", name, "--yes").status, (SHM / name).exists()]
+    finally:
+        (SHM / name).unlink(missing_ok=True)
+
+
 def test_force_without_names_is_refused() -> None:
     with case("dead") as dead:
         for options in (["--force"], ["--yes", "--force"], ["--yes", "--force", "--json"]):
@@ -101,7 +119,7 @@ def test_what_a_process_maps_stays_unless_forced(holder: object) -> None:
             assert [child.pid] == row["held"]["pids"]
             shown = piped("gc", name).out
             assert f"kept: mapped by {child.pid}; could be recovered\n" in shown
-            assert "ObjectStoreWriter.recover(NAME) takes it over" in shown
+            assert "ObjectStoreWriter.open(NAME, ...) takes it over" in shown
             assert (SHM / name).exists()
             assert 0 == piped("gc", name, "--yes", "--force").status
             assert not (SHM / name).exists()

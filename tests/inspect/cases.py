@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import random
 import signal
 import struct
 import sys
@@ -219,6 +220,10 @@ def case(condition: str) -> Iterator[str]:
             child.kill()
         if condition == "damaged":
             poke(path, 32, 12345)  # the capacity
+        elif condition == "spoiled":  # the superblock is intact, the tables are not
+            with path.open("r+b") as file:
+                file.seek(4096)
+                file.write(random.Random(1).randbytes(40_000))
         elif condition == "cut":
             os.truncate(path, 8192)
         elif condition == "other version":
@@ -230,7 +235,10 @@ def case(condition: str) -> Iterator[str]:
         yield name
 
 
-CONDITIONS = ("live", "stopped", "dead", "damaged", "cut", "unfinished", "other version", "ephemeral", "foreign")
+CONDITIONS = (
+    *("live", "stopped", "dead", "ephemeral"),
+    *("damaged", "spoiled", "cut", "unfinished", "other version", "foreign"),
+)
 
 
 def peek(path: Path, offset: int) -> int:

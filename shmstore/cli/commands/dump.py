@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
 from shmstore.cli.commands.common import (
     add_json,
     add_name,
@@ -224,9 +224,9 @@ def draw_snapshot(
     _facts(console, snapshot.name, snapshot.facts)
     if len(snapshot.facts.writers) > 1:
         console.print(writers_table(console, snapshot.facts.writers))
-        for text in damaged:
-            console.print(f"damaged: {text}", style="red", markup=False)
         console.print()
+    for text in damaged:
+        console.print(f"damaged: {text}", style="red", markup=False)
     draw_ring(console, snapshot)
     table = make_table(console, "memory", "what", "objects", "bytes", "share", left=("what",))
     for what, count, nbytes in _by_use(snapshot):
@@ -320,18 +320,21 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.namespace is not None and arguments.key is None:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)
     console = make_picture() if arguments.svg else make_console()
+    damaged: dict[int, str] = {}
     with StoreInspector.open(arguments.name) as inspector:
         if one:
             _dump_object(arguments, inspector, console)
         else:
-            snapshot = inspector.snapshot()
+            snapshot, damaged = inspector.snapshot(), damage(inspector)
             if arguments.json:
-                print_json({"ok": True, "snapshot": snapshot, "damaged": damage(inspector)})
+                print_json({"ok": not damaged, "snapshot": snapshot, "damaged": damaged})
             else:
-                draw_snapshot(console, snapshot, arguments.all, list(damage(inspector).values()))
+                draw_snapshot(console, snapshot, arguments.all, list(damaged.values()))
     if arguments.svg:
         save_picture(console, arguments.svg, f"dump {arguments.name}")
-    return EXIT_OK
+    for text in damaged.values():
+        complain("dump", f"{arguments.name}: {text}")
+    return EXIT_WRONG if damaged else EXIT_OK
 
 
 COMMAND = Command(

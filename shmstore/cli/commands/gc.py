@@ -23,9 +23,9 @@ _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.
 
 If the writer is dead, --yes removes a segment unless a process still maps it or has it open, or it could be
-recovered. A store can be recovered if its creation was completed and its superblock is intact:
-ObjectStoreWriter.recover(NAME) would find all its objects. So --yes removes unfinished creations, damaged segments,
-and stores with generated names: nobody knows these names, and the next create removes such stores.
+recovered. A store can be recovered if its creation was completed and its tables are sound, at least those of one
+writer: ObjectStoreWriter.open(NAME, ...) would find all objects in them. So --yes removes unfinished creations, damaged
+segments, and stores with generated names: nobody knows these names, and the next create removes such stores.
 
 --yes --force NAME also removes a store that is mapped or could be recovered. It removes only the name: a process
 that maps the store keeps its pages until it ends, but no other process can attach or recover it.
@@ -50,7 +50,7 @@ def _judge(info: SegmentInfo, force: bool) -> _Candidate:
             reasons.append("mapped by " + ", ".join(map(str, held.pids)))
         elif info.ranks_alive:
             reasons.append(f"{info.ranks_alive} readers are attached")
-        if info.recoverable:
+        if info.recoverable or (info.facts and not info.ephemeral):  # of a damaged one: an arena is sound
             reasons.append(_RECOVERABLE_ELSEWHERE if info.state == "other version" else _RECOVERABLE)
         elif not reasons and info.state == "unfinished" and time.time() - info.modified_at < _GRACE_SECONDS:
             reasons.append("may be in the making")
@@ -125,7 +125,7 @@ def _print(candidates: list[_Candidate], arguments: argparse.Namespace) -> None:
     if removable and not arguments.yes:
         print("add --yes to remove")
     if any(_RECOVERABLE in candidate.kept_because for candidate in candidates):
-        print("could be recovered: ObjectStoreWriter.recover(NAME) takes it over, gc --yes --force NAME removes it")
+        print("could be recovered: ObjectStoreWriter.open(NAME, ...) takes it over, gc --yes --force NAME removes it")
 
 
 COMMAND = Command(

@@ -1,18 +1,13 @@
 """`shmstore ls`: lists the stores of this host."""
 
 import argparse
-from contextlib import suppress
-from dataclasses import replace
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_json, age, complain, print_json, ratio, size, writers
 from shmstore.cli.commands.tables import make_console, make_fitting_table
-from shmstore.errors import ShmStoreError
 from shmstore.files import another_user
-from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import find_segments
-from shmstore.inspect.verify import damage
 
 
 def owner(info: SegmentInfo) -> str:
@@ -20,15 +15,6 @@ def owner(info: SegmentInfo) -> str:
     if info.state == "unreadable":
         return f"user {info.owner_uid}"
     return writers(info.facts) if info.facts else "alive" if info.writer_alive else "dead"
-
-
-def _checked(info: SegmentInfo) -> SegmentInfo:
-    """Return the same with state "damaged" if the tables of an arena contradict each other."""
-    if info.state == "ok":
-        with suppress(ShmStoreError, OSError), StoreInspector.open(info.name) as inspector:  # it has gone since
-            for problem in damage(inspector).values():
-                return replace(info, state="damaged", problem=problem)
-    return info
 
 
 def _state(info: SegmentInfo) -> str:
@@ -55,7 +41,7 @@ def _row(info: SegmentInfo) -> list[str]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    segments = [_checked(info) for info in find_segments()]
+    segments = find_segments()
     damaged = [info for info in segments if info.state == "damaged"]
     if arguments.json:
         print_json({"ok": not damaged, "segments": segments})

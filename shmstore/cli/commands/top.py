@@ -120,11 +120,11 @@ class Watcher:
 
     def wrong(self) -> list[str]:
         """Return the problems of the last samples: one store that cannot be read, or damaged ones of all stores."""
-        infos = [sample.segment for sample in self._before.values() if sample.segment.facts is None]
+        infos = [sample.segment for sample in self._before.values()]
         return [
             f"{info.name}: {info.problem or info.state}"
             for info in infos
-            if self._name is not None or info.state == "damaged"
+            if info.state == "damaged" or (info.facts is None and self._name is not None)
         ]
 
 
