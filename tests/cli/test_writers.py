@@ -110,6 +110,18 @@ def test_a_quick_look_says_how_many_writers_are_alive() -> None:
         (SHM / writer.name).unlink()
 
 
+def test_a_living_owner_without_a_writer_is_called_that() -> None:
+    with ObjectStoreWriter.create(store_name(), **OPTIONS, n_writers=2, writes=False) as owner:
+        quick, gc = piped("verify", owner.name, "--quick"), piped("gc", owner.name)
+        assert (1, 1) == (quick.status, gc.status)
+        assert ("0 of 2 writers are alive" in quick.err, "join(NAME)" in quick.err, "open" in quick.err) == (True, True, False)
+        assert "its owner is alive" in gc.err
+        writer = ObjectStoreWriter.join(owner.handle)
+        assert 0 == piped("verify", owner.name, "--quick").status
+        assert "its writer is alive" in piped("gc", owner.name).err
+        writer.close()
+
+
 def test_the_guide_explains_every_mark_of_the_ring() -> None:
     table_of_marks = GUIDE.read_text(encoding="utf-8").split("| mark |")[1].split("\n\n")[0]
     explained = {mark for row in table_of_marks.splitlines()[2:] for mark in re.findall("`(.)`", row.split("|")[1])}

@@ -77,7 +77,8 @@ def _run(arguments: argparse.Namespace) -> int:
     candidates = [_judge(info, arguments.force) for info in segments if not info.writer_alive]
     status = EXIT_OK
     for info in alive if arguments.names else []:
-        status = complain("gc", f"{info.name}: its writer is alive, so it stays")
+        who = "owner" if info.writers_alive == 0 else "writer"
+        status = complain("gc", f"{info.name}: its {who} is alive, so it stays")
     for candidate in candidates:
         if not arguments.yes or candidate.kept_because:
             continue

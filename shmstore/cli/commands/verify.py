@@ -27,8 +27,10 @@ def _run_quick(arguments: argparse.Namespace) -> int:
     if file.state == "being created":
         problem = "its creation is not over (hint: wait for its writer)"
     elif file.state == "ok" and not file.writers_alive:
-        who = several or "its writer is dead"
-        problem = f"{who} (hint: ObjectStoreWriter.open takes the store over, with all its objects)"
+        next_one = "open takes the store over, or creates it again if `shmstore verify NAME` finds damage"
+        if file.writer_alive:  # of an owner without an arena
+            next_one = "join(NAME) makes a process a writer; the owner is alive"
+        problem = f"{several or 'no writer is alive'} (hint: ObjectStoreWriter.{next_one})"
     if arguments.json:
         print_json({"ok": problem is None, "problem": problem, "file": file})
     elif problem is None:
