@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from shmstore import __version__
@@ -75,7 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it exits
     except (ShmStoreError, ValueError, OSError, LookupError, MemoryError) as error:
-        if getattr(arguments, "json", False):
-            print_json({"ok": False, "error": str(error)})
-        return complain(command.name, error)
+        said = str(error)
+        if isinstance(error, OSError) and error.filename is not None:  # of a path that the caller has given
+            said = f"{error.filename}: {error.strerror}"
+            if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)):
+                said += " (hint: pass a path in a folder that exists and that this user may write to)"
+        with suppress(OSError):  # of an output that is full
+            if getattr(arguments, "json", False):
+                print_json({"ok": False, "error": said})
+        return complain(command.name, said)
     return status

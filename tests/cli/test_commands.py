@@ -290,6 +290,24 @@ def test_output_cut_short_by_its_reader_is_no_error() -> None:
         assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_an_output_that_is_full_is_one_line(options: tuple[str, ...]) -> None:
+    with case("dead") as name, open("/dev/full", "w") as full:
+        for arguments in (("dump", name), ("dump", "none")):
+            command = [sys.executable, "-m", "shmstore", *arguments, *options]
+            ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+            assert (1, 1) == (ran.returncode, ran.stderr.count("\n")), ran.stderr
+
+
+@pytest.mark.parametrize("option", [("--svg",), ("--key", "key-1", "--tensor", "pixels", "--out")])
+def test_a_file_that_cannot_be_made_is_named_with_a_hint(option: tuple[str, ...], tmp_path: Path) -> None:
+    with case("dead") as name:
+        for path in (tmp_path / "none" / "file", tmp_path):
+            ran = piped("dump", name, *option, str(path))
+            assert (1, True, False) == (ran.status, f"{path}: " in ran.err, "Errno" in ran.err)
+            assert "hint: pass a path in a folder" in ran.err
+
+
 # ---- dump
 
 
