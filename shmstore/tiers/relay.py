@@ -31,22 +31,27 @@ _Held = dict[tuple[str, str | None], ObjectRef]
 
 
 class Relay:
-    """Listens at `path` for the workers of a host, and answers them from `tier`, which is the tier of `writer`.
+    """Listens at `path` for the workers of a host, which wait until `serve` answers them.
 
-    The socket is for processes of this user alone. Owns neither tier nor writer; close them after it. Raises
-    FileExistsError if the path is taken, and OSError if the socket cannot be made.
+    The socket is for processes of this user alone. Raises FileExistsError if the path is taken, and OSError if the
+    socket cannot be made.
     """
 
-    def __init__(self, writer: ObjectStoreWriter, tier: StoreTier, path: str | os.PathLike[str]) -> None:
-        self._writer = writer
-        self._tier = tier
+    _writer: ObjectStoreWriter
+    _tier: StoreTier
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self._connections: dict[threading.Thread, socket.socket] = {}
         self.path = checked_path(path)
         self._stopped = False
         self._listener = _listen(self.path)
 
-    def serve(self) -> None:
-        """Answer until `stop`; then end all connections, and the leases of their workers."""
+    def serve(self, writer: ObjectStoreWriter, tier: StoreTier) -> None:
+        """Answer from `tier`, which is that of `writer`, until `stop`; then end all connections and their leases.
+
+        Owns neither of them; close them after it.
+        """
+        self._writer, self._tier = writer, tier
         try:
             while not self._stopped:
                 try:

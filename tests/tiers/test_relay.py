@@ -36,8 +36,8 @@ class Host:
         self.writer = ObjectStoreWriter.create(capacity=1 << 20, n_readers=1)
         self.reader = ObjectStoreReader.attach(self.writer.handle, 0)
         self.tier = StoreTier(self.writer, memory)
-        self.relay = Relay(self.writer, self.tier, path)
-        self.thread = threading.Thread(target=self.relay.serve)
+        self.relay = Relay(path)
+        self.thread = threading.Thread(target=self.relay.serve, args=(self.writer, self.tier))
         self.thread.start()
 
     def client(self, wait: float = 10.0) -> RelayClient:
@@ -356,7 +356,7 @@ def test_its_end_ends_connections_leases_and_socket(host: Host, elsewhere: Elsew
 def test_a_second_relay_does_not_take_the_socket_of_a_living_one(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     with pytest.raises(FileExistsError, match="another relay"):
-        Relay(host.writer, host.tier, host.relay.path)
+        Relay(host.relay.path)
     assert host.fetch() == three_tensors(SIZE)
 
 
@@ -376,14 +376,14 @@ def test_what_has_the_path_stays_and_the_error_says_what_to_do(host: Host, tmp_p
                 filler.connect(str(path))
             before = path.lstat()
             with pytest.raises(FileExistsError, match=r"another relay or file.*pass another path") as caught:
-                Relay(host.writer, host.tier, path)
+                Relay(path)
         assert caught.value.filename == str(path)
         assert path.lstat() == before
 
 
 def test_a_folder_that_is_missing_is_named(host: Host, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        Relay(host.writer, host.tier, tmp_path / "none" / "socket")
+        Relay(tmp_path / "none" / "socket")
     assert str(tmp_path / "none" / "socket") == caught.value.filename
 
 
@@ -442,7 +442,7 @@ def test_a_relay_whose_backlog_is_full_is_tried_again_within_the_wait(
     host: Host, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
     elsewhere.put()
-    relay = Relay(host.writer, host.tier, tmp_path / "busy")
+    relay = Relay(tmp_path / "busy")
     relay._listener.listen(0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as filler:
         filler.connect(relay.path)
@@ -450,7 +450,7 @@ def test_a_relay_whose_backlog_is_full_is_tried_again_within_the_wait(
         with raises(CacheMissError, ["does not answer"]), RelayClient(relay.path, wait=0.2).fetching() as conversation:
             conversation.fetch(KEY)
         assert 0.2 <= time.monotonic() - begin < 10
-        serving = threading.Timer(0.2, relay.serve)
+        serving = threading.Timer(0.2, relay.serve, (host.writer, host.tier))
         serving.start()
         with RelayClient(relay.path, wait=10).fetching() as conversation:
             assert host.reader.get(conversation.fetch(KEY), copy=True) == three_tensors(SIZE)
@@ -554,7 +554,7 @@ def test_a_path_must_fit_a_socket(host: Host, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(error):
             RelayClient(path)  # type: ignore[arg-type]
         with pytest.raises(error):
-            Relay(host.writer, host.tier, path)  # type: ignore[arg-type]
+            Relay(path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wait"):
         RelayClient("x", wait=-1)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")

@@ -276,6 +276,21 @@ def test_a_wrong_url_is_refused_before_a_store_is_made(capfd: pytest.CaptureFixt
     assert not (SHM / name).exists()
 
 
+@pytest.mark.parametrize("kind", ["no folder", "a file"])
+def test_a_socket_that_cannot_be_made_is_refused_before_a_store_is_made(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from shmstore.cli.main import main
+
+    name, path = store_name(), tmp_path / "none" / "socket" if kind == "no folder" else tmp_path / "taken"
+    if kind == "a file":
+        path.touch()
+    create = ["--create", "--capacity", "1M", "--n-readers", "1", "--namespace", "a"]
+    assert main(["relay", "--tier", f"file://{tmp_path}", "--store", name, "--socket", str(path), *create]) == 1
+    assert (True, True) == (str(path) in (said := capfd.readouterr().err), "pass a" in said)
+    assert not (SHM / name).exists()
+
+
 def test_its_operator_sees_what_it_logs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tier").touch()  # not a folder: each fetch fails
     with ExitStack() as stack:

@@ -66,19 +66,19 @@ def _run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         back_end = open_tier(url)
         stack.callback(back_end.close)
+        relay = Relay(path)  # before a store is made, which would stay if this fails
+        stack.callback(relay.close)
         writer = _open(arguments)
         stack.callback(writer.close)
         tier = StoreTier(writer, back_end, namespace=arguments.namespace)
         stack.callback(tier.close)
-        relay = Relay(writer, tier, path)
-        stack.callback(relay.close)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: relay.stop())
         if arguments.json:
             print_json({"ok": True, "socket": path, "handle": asdict(writer.handle)})
         else:
             print(f"shmstore relay: listens at {path} for the workers of store {arguments.store}", flush=True)
-        relay.serve()
+        relay.serve(writer, tier)
     return EXIT_OK
 
 
