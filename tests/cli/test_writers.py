@@ -114,7 +114,11 @@ def test_a_living_owner_without_a_writer_is_called_that() -> None:
     with ObjectStoreWriter.create(store_name(), **OPTIONS, n_writers=2, writes=False) as owner:
         quick, gc = piped("verify", owner.name, "--quick"), piped("gc", owner.name)
         assert (1, 1) == (quick.status, gc.status)
-        assert ("0 of 2 writers are alive" in quick.err, "join(NAME)" in quick.err, "open" in quick.err) == (True, True, False)
+        assert ("0 of 2 writers are alive" in quick.err, "join(NAME)" in quick.err, "open" in quick.err) == (
+            True,
+            True,
+            False,
+        )
         assert "its owner is alive" in gc.err
         writer = ObjectStoreWriter.join(owner.handle)
         assert 0 == piped("verify", owner.name, "--quick").status

@@ -59,7 +59,7 @@ def test_without_both_a_command_says_how_to_give_one(
     monkeypatch.delenv("SHMSTORE_TIER", raising=False)
     if empty:
         monkeypatch.setenv("SHMSTORE_TIER", "")
-    for command in (["tier", "check"], ["relay", "--store", "none"]):
+    for command in (["tier", "check"], ["relay", "--store", "none", "--namespace", "a"]):
         assert 2 == main(command)
         assert "SHMSTORE_TIER" in capsys.readouterr().err
 
@@ -67,7 +67,8 @@ def test_without_both_a_command_says_how_to_give_one(
 @pytest.mark.usefixtures("given")
 def test_a_relay_of_the_environment_s_tier_is_seen_without_the_password(tmp_path: Path) -> None:
     name = store_name()
-    command = [sys.executable, "-m", "shmstore", "relay", "--store", name, "--socket", f"{tmp_path}/socket"]
+    command = [sys.executable, "-m", "shmstore", "relay", "--store", name, "--namespace", "a"]
+    command += ["--socket", f"{tmp_path}/socket"]
     with ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2):
         relay = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert relay.stdout is not None
@@ -119,7 +120,10 @@ def test_a_configuration_does_not_show_it() -> None:
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("command", [["relay", "--store", "a"], [], ["tier"], ["tier", "check", "file:///a"]])
+RELAY = ["relay", "--store", "a", "--namespace", "a"]
+
+
+@pytest.mark.parametrize("command", [RELAY, [], ["tier"], ["tier", "check", "file:///a"]])
 def test_a_url_in_a_wrong_place_is_not_repeated(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for url in (f"redis://:{SECRET}@host/0", f"redis://user:{SECRET}@host", f"unix:///a?password={SECRET}&db=1"):
         assert 2 == main([*command, url])

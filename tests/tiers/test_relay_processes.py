@@ -31,13 +31,15 @@ WORKERS = 2
 NAMESPACE = "a model/1"
 
 
+RELAY = [sys.executable, "-m", "shmstore", "relay", "--namespace", NAMESPACE]
+
+
 class RelayProcess:
     """`shmstore relay` of a store; killed at the end if it lives."""
 
     def __init__(self, store: str, folder: Path, stack: ExitStack, *options: str) -> None:
         self.socket = str(folder / "socket")
-        command = [sys.executable, "-m", "shmstore", "relay", "--json", "--socket", self.socket]
-        command += ["--namespace", NAMESPACE]
+        command = [*RELAY, "--json", "--socket", self.socket]
         command += ["--tier", f"file://{folder}/tier", "--store", store, *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         stack.callback(self.kill)
@@ -217,9 +219,7 @@ def test_a_relay_joins_a_store_finds_what_its_host_has_and_leaves_it_there(tmp_p
                 (lease,) = (lease for lease in inspector.leases() if lease.held)
             assert (lease.writer, lease.adopted_from) == (1, 0)
         second = subprocess.run(
-            [sys.executable, "-m", "shmstore", "relay", "--tier", f"file://{tmp_path}", "--store", name],
-            capture_output=True,
-            text=True,
+            [*RELAY, "--tier", f"file://{tmp_path}", "--store", name], capture_output=True, text=True
         )
         assert second.returncode == 1
         assert "relay=True" in second.stderr
@@ -248,8 +248,7 @@ def test_a_configuration_makes_room_for_the_relay_of_its_host(tmp_path: Path) ->
         sender.close()
         alone = replace(settings, relay=False)
         stack.enter_context(shm_sender(alone))
-        command = [sys.executable, "-m", "shmstore", "relay", "--tier", url, "--store", name]
-        refused = subprocess.run(command, capture_output=True, text=True)
+        refused = subprocess.run([*RELAY, "--tier", url, "--store", name], capture_output=True, text=True)
         assert 1 == refused.returncode
         (line,) = refused.stderr.splitlines()
         assert name in line
@@ -262,7 +261,7 @@ def test_a_configuration_makes_room_for_the_relay_of_its_host(tmp_path: Path) ->
 def test_options_that_do_not_fit_are_refused(options: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     from shmstore.cli.main import main
 
-    assert main(["relay", "--tier", "file:///none", "--store", "none", *options]) == 2
+    assert main([*RELAY[3:], "--tier", "file:///none", "--store", "none", *options]) == 2
     assert "--create needs" in capfd.readouterr().err
 
 
@@ -271,7 +270,7 @@ def test_a_wrong_url_is_refused_before_a_store_is_made(capfd: pytest.CaptureFixt
 
     name = store_name()
     create = ["--create", "--capacity", "1M", "--n-readers", "1"]
-    assert main(["relay", "--tier", "nothing://here", "--store", name, *create]) == 1
+    assert main([*RELAY[3:], "--tier", "nothing://here", "--store", name, *create]) == 1
     assert "nothing" in capfd.readouterr().err
     assert not (SHM / name).exists()
 
@@ -285,10 +284,40 @@ def test_a_socket_that_cannot_be_made_is_refused_before_a_store_is_made(
     name, path = store_name(), tmp_path / "none" / "socket" if kind == "no folder" else tmp_path / "taken"
     if kind == "a file":
         path.touch()
-    create = ["--create", "--capacity", "1M", "--n-readers", "1", "--namespace", "a"]
-    assert main(["relay", "--tier", f"file://{tmp_path}", "--store", name, "--socket", str(path), *create]) == 1
+    create = ["--create", "--capacity", "1M", "--n-readers", "1"]
+    assert main([*RELAY[3:], "--tier", f"file://{tmp_path}", "--store", name, "--socket", str(path), *create]) == 1
     assert (True, True) == (str(path) in (said := capfd.readouterr().err), "pass a" in said)
     assert not (SHM / name).exists()
+
+
+def test_a_second_relay_is_told_to_end_the_first(hosts: Hosts) -> None:
+    command = [*RELAY, "--tier", f"file://{hosts.folder}", "--store", hosts.store, "--socket", f"{hosts.folder}/second"]
+    command += ["--create", "--capacity", "8M", "--n-readers", str(WORKERS)]
+    second = subprocess.run(command, capture_output=True, text=True)
+    assert (1, True, False) == (
+        second.returncode,
+        "the other relay" in second.stderr,
+        "n_writers that" in second.stderr,
+    )
+    assert not (hosts.folder / "second").exists()
+
+
+def test_the_namespace_is_given(capfd: pytest.CaptureFixture[str]) -> None:
+    from shmstore.cli.main import main
+
+    assert main(["relay", "--tier", "file:///none", "--store", "none"]) == 2
+    assert "--namespace" in capfd.readouterr().err
+
+
+def test_a_tier_that_does_not_answer_at_the_start_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with ExitStack() as stack:
+        name = store_name()
+        stack.enter_context(ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2))
+        for there in (False, True):
+            if there:
+                (tmp_path / "tier").mkdir()
+            assert RelayProcess(name, tmp_path, stack).listening().end() == 0
+            assert there is not (f"{tmp_path}/tier: No such file" in capfd.readouterr().err)
 
 
 def test_its_operator_sees_what_it_logs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from shmstore.cli.commands.common import (
     store_argument,
     tier_url,
 )
-from shmstore.errors import WriterActiveError
+from shmstore.errors import TierError, WriterActiveError
 from shmstore.store import ObjectStoreWriter
 
 _MORE = """\
@@ -33,7 +33,9 @@ line that says where it listens has the handle for the workers."""
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = f"{COMMAND.summary}\n\n{_MORE}"
     parser.add_argument("--tier", metavar="URL", help=f"such as redis://host:6379 (default: {TIER_VARIABLE})")
-    parser.add_argument("--namespace", default="", help="tier_namespace of the hosts that publish (default: none)")
+    parser.add_argument(
+        "--namespace", metavar="NAME", required=True, help="tier_namespace of the hosts that publish, or finds nothing"
+    )
     parser.add_argument("--store", metavar="NAME", type=store_argument, required=True, help="the store of this host")
     parser.add_argument(
         "--socket", metavar="PATH", help="where to listen (default: a name made of NAME in $XDG_RUNTIME_DIR or /tmp)"
@@ -72,6 +74,10 @@ def _run(arguments: argparse.Namespace) -> int:
         stack.callback(writer.close)
         tier = StoreTier(writer, back_end, namespace=arguments.namespace)
         stack.callback(tier.close)
+        try:
+            back_end.has(["shmstore:probe"])
+        except TierError as error:
+            logging.warning("the tier does not answer yet: %s", error)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: relay.stop())
         if arguments.json:
@@ -83,7 +89,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _open(arguments: argparse.Namespace) -> ObjectStoreWriter:
-    if arguments.create:
+    try:
+        if not arguments.create:
+            return ObjectStoreWriter.join(arguments.store)
         return ObjectStoreWriter.open(
             arguments.store,
             capacity=arguments.capacity,
@@ -91,20 +99,20 @@ def _open(arguments: argparse.Namespace) -> ObjectStoreWriter:
             max_objects=arguments.max_objects,
             prefault=arguments.prefault,
         )
-    try:
-        return ObjectStoreWriter.join(arguments.store)
     except WriterActiveError as error:
         more = (
             "the relay needs an arena of its own: set relay=True in the configuration of all API servers, or create "
             "the store with an n_writers that is one higher; if another relay of this store runs, end it"
         )
+        if arguments.create:
+            more = "a store that --create makes has one writer: end the other relay, or pass another --store"
         raise WriterActiveError(error.message, hint=more) from None
 
 
 COMMAND = Command(
     name="relay",
     summary="fetch objects of other hosts into the store of this host, for its workers",
-    example="shmstore relay --tier redis://cache.internal:6379 --store engine",
+    example="shmstore relay --tier redis://cache.internal:6379 --namespace qwen2-vl/1 --store engine",
     add_arguments=_add_arguments,
     run=_run,
 )
