@@ -85,6 +85,8 @@ class DirectoryTier:
         end = self._begin()
         file = self._open(key)
         if file is None:
+            with suppress(OSError):  # it is not there
+                return None if not stat.S_ISREG(os.lstat(name_of(self._path, key)).st_mode) else False
             return False
         with file:
             sizes = self._sizes(file)

@@ -157,6 +157,9 @@ class RespTier:
         self._free = threading.Semaphore(connections)
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"RespTier({self._name!r})"
+
     def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
         """Keep these spans under `key`; see `Tier.publish`."""
         check_key(key)
@@ -185,7 +188,8 @@ class RespTier:
                 return None  # what somebody else keeps there
             sizes = table.sizes_in(ahead)
             at = table.length_of(len(sizes))
-            if not sizes or len(ahead) < min(at + sum(sizes), _AHEAD):
+            end = at + sum(sizes)
+            if not sizes or len(ahead) != min(end, _AHEAD):
                 return None if ahead else False
             for size in sizes:
                 memory = take(into, size)
@@ -194,9 +198,12 @@ class RespTier:
                 known = ahead[at : at + size]
                 memory[: len(known)] = known
                 rest = memory[len(known) :]
-                if len(rest) and (has := self._fill(connection, key, at + len(known), rest)) != len(rest):
-                    return None if has else False  # evicted since
                 at += size
+                more = at == end and at >= _AHEAD  # the value has no byte more than that
+                if (len(rest) or more) and (has := self._fill(connection, key, at - len(rest), rest, more)) != len(
+                    rest
+                ):
+                    return None if has else False  # evicted since
         return True
 
     def has(self, keys: Sequence[str]) -> list[bool]:
@@ -253,10 +260,13 @@ class RespTier:
                     raise InvalidResponse(shown(answer))
             return answers
 
-    def _fill(self, connection: Any, key: str, start: int, memory: memoryview) -> int:
-        """Fill `memory` with the rest of a value from `start` on; return how long it is: if not as long, nothing is."""
+    def _fill(self, connection: Any, key: str, start: int, memory: memoryview, more: bool) -> int:
+        """Fill `memory` with a value's bytes from `start` on; return how many there are: if not as many, nothing is.
+
+        With `more` it asks for one byte more.
+        """
         with _telling(self._name):
-            connection.send_command("GETRANGE", key, start, start + len(memory) - 1)
+            connection.send_command("GETRANGE", key, start, start + len(memory) - 1 + more)
             line = b""
             while not line.endswith(b"\n"):
                 line += connection.socket.recv(1)
