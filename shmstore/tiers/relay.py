@@ -129,7 +129,7 @@ class Relay:
             if self._tier.stats().open:
                 return MISSING + b"the tier does not answer"
             if left <= 0 or _has_gone(connection, min(pause, left)):
-                return MISSING + b"the tier does not have it, or the store has no room for it"
+                return MISSING + b"the tier does not have it, has it damaged, or the store has no room for it"
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 

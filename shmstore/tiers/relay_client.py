@@ -114,7 +114,7 @@ class Conversation:
         raise CacheMissError(
             [key],
             f"{listed([key])} is of another host, and the relay has not fetched it: {why}",
-            hint="see that the other host publishes its items to the same tier and namespace; "
+            hint="see that the other host publishes its items to the same tier and namespace, and what the relay logs; "
             + CacheMissError.default_hint,
         )
 

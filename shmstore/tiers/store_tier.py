@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from shmstore.bindings.hidden import hidden
-from shmstore.errors import ShmStoreError, StoreClosedError, TierError, TierFullError
+from shmstore.errors import ShmStoreError, StoreClosedError, TierError, TierFullError, kind_of
 from shmstore.files import DIRECTORY
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import int_of
@@ -36,14 +36,6 @@ _AT_ONCE = 32
 """How many objects one call removes: a slow tier is to do that within its time-out."""
 
 
-@cache
-def _warn_of_damage() -> None:
-    _log.warning(
-        "a tier has an object that does not verify, which counts as a miss; more of them are not logged: see `damaged` "
-        "in `shmstore top`, and look for another program that writes to the tier"
-    )
-
-
 class StoreTier:
     """The tier of a store, for the process that writes to it; no call raises what the tier does wrong.
 
@@ -65,6 +57,8 @@ class StoreTier:
     ) -> None:
         if not isinstance(tier, Tier):
             raise TypeError(f"tier must be a Tier, such as open_tier(url) returns, not {type(tier).__name__}")
+        if not isinstance(namespace, str):
+            raise TypeError(f"namespace must be a str, not {kind_of(namespace)}")
         inside = internals_of(writer)
         self._writer, self._native = writer, inside.native
         self._tier = tier
@@ -233,7 +227,7 @@ class StoreTier:
         if not whole or not incoming.verifies():
             outcome = "damaged" if whole or whole is None else incoming.refused
             if outcome == "damaged":
-                _warn_of_damage()
+                self._warn_of_damage(name)
             self._count(**{outcome: 1})
             return False
         incoming.commit()
@@ -245,6 +239,15 @@ class StoreTier:
         self._costs.fetched(incoming.nbytes, seconds)
         self._count(hits=1, hit_bytes=incoming.nbytes, saved_seconds=self._costs.saved(seconds))
         return True
+
+    def _warn_of_damage(self, name: str) -> None:
+        if "damaged" not in self._counts:
+            _log.warning(
+                "%r has under key %s what does not verify, which counts as a miss; more of them are not logged: see "
+                "`damaged` in `shmstore top`, and look for another program that writes to the tier",
+                self._tier,
+                name,
+            )
 
     def _publish(self, key: str, namespace: str | None, moment: int) -> None:
         if not self._ask(self._send, key, namespace, moment):

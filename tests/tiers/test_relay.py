@@ -183,6 +183,14 @@ def test_what_does_not_come_is_a_miss_after_the_wait(host: Host) -> None:
     assert host.leases() == 0
 
 
+def test_the_relay_names_damage_among_the_causes(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
+    elsewhere.put()
+    (value,) = memory.values.values()
+    value[1][0] ^= 1
+    with raises(CacheMissError, ["damaged"], ["what the relay logs"]):
+        host.fetch(wait=0.1)
+
+
 def test_the_wait_is_for_a_block_as_a_whole(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     begin = time.monotonic()
