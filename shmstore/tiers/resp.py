@@ -11,6 +11,7 @@ redis-py connects, greets, sends and parses. It copies what it reads, so large s
 time-outs are for each `recv`, so it gets a socket whose waits all end with the call.
 """
 
+import os
 import socket
 import threading
 import time
@@ -51,6 +52,7 @@ _HINTS: dict[type[Exception], str] = {
     MovedError: "name one server or a proxy: a tier does not follow a cluster from node to node",
     ReadOnlyError: "name the primary: this server is a replica",
 }
+_FILES = {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"}
 _call = threading.local()
 """Of the call that a thread makes: its `deadline`, and how many bytes it has `read`."""
 
@@ -147,6 +149,9 @@ class RespTier:
         self._timeout = timeout
         self._expire = [] if expire is None else [b"EX", b"%d" % int_of("expire", expire, 1, 1 << 32)]
         options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
+        for option in _FILES & options.keys():  # redis-py would say of one that the server cannot be reached
+            if not os.path.exists(options[option]):
+                raise ValueError(f"option {option} of the URL names {shown(options[option])}, which does not exist")
         kind = type("_Connection", (_InTime, options.pop("connection_class", Connection)), {})
         try:
             self._name = kind(**options)._host_error()
@@ -200,9 +205,8 @@ class RespTier:
                 rest = memory[len(known) :]
                 at += size
                 more = at == end and at >= _AHEAD  # the value has no byte more than that
-                if (len(rest) or more) and (has := self._fill(connection, key, at - len(rest), rest, more)) != len(
-                    rest
-                ):
+                has = self._fill(connection, key, at - len(rest), rest, more) if len(rest) or more else 0
+                if has != len(rest):
                     return None if has else False  # evicted since
         return True
 

@@ -6,6 +6,7 @@ No error of this module has a part of the URL that may be a password: it names o
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
@@ -48,7 +49,10 @@ def read_url(url: str, options: dict[str, Any]) -> "tuple[_Make, SplitResult, di
     if len(given) < len(texts):
         raise ValueError(f"an option is there twice: {', '.join(name for name, _ in texts)}")
     options = {name: _parsed(known[name], name, text) for name, text in given.items()} | options
-    if not 0 < seconds_of("timeout", options.get("timeout", 1.0)) < math.inf:
+    positive = False
+    with suppress(ValueError):
+        positive = 0 < seconds_of("timeout", options.get("timeout", 1.0)) < math.inf
+    if not positive:
         raise ValueError(f"timeout must be a number of seconds above 0, not {shown(options['timeout'])}")
     return make, parts, options
 

@@ -76,17 +76,33 @@ def test_a_url_that_means_nothing_is_a_problem_and_its_password_is_not_shown() -
             assert ran.err.startswith("shmstore tier: ")
 
 
-@pytest.mark.parametrize(("scheme", "password"), [("redis", True), ("mooncake", False)])
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("redis://host:1", "host, port and password"),
+        ("mooncake://host:1", "host and port of"),
+        ("unix:///none", "path of its socket and password"),
+    ],
+)
 @pytest.mark.parametrize(("error", "timeout"), [("host did not answer in time", True), ("it has ended", False)])
 def test_a_hint_names_what_may_be_wrong(
-    scheme: str, password: bool, error: str, timeout: bool, monkeypatch: pytest.MonkeyPatch
+    url: str, named: str, error: str, timeout: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = MemoryTier()
     memory.fail = TierError(error)
     monkeypatch.setattr(command, "open_tier", lambda _: memory)
     monkeypatch.setattr(command, "_CONNECTS_IN", 0)
-    ran = piped("tier", "check", f"{scheme}://host:1", *SMALL)
-    assert (1, password, timeout) == (ran.status, "password" in ran.err, "?timeout=" in ran.err), ran.err
+    ran = piped("tier", "check", url, *SMALL)
+    assert (1, True, timeout) == (ran.status, named in ran.err, "?timeout=" in ran.err), ran.err
+
+
+def test_a_full_shared_memory_is_not_taken_for_a_full_tier(tmp_path: Path) -> None:
+    found = os.statvfs("/dev/shm")
+    too_much = found.f_blocks * found.f_frsize
+    if too_much == 0:
+        pytest.skip("/dev/shm has no limit")
+    ran = piped("tier", "check", f"file://{tmp_path}", "--sizes", str(too_much), "--count", "1")
+    assert (1, True, True) == (ran.status, "no room in /dev/shm" in ran.err, "--sizes" in ran.err), ran.err
 
 
 class Wrong(DirectoryTier):

@@ -119,9 +119,8 @@ def store_argument(text: str) -> str:
 
 def add_name(parser: argparse.ArgumentParser) -> None:
     """Add the argument NAME."""
-    parser.add_argument(
-        "name", metavar="NAME", type=store_argument, help="the store's name, as in `shmstore ls`, or its file"
-    )
+    what = "the store's name, as in `shmstore ls`, or its file; the file of a name that starts with a dash"
+    parser.add_argument("name", metavar="NAME", type=store_argument, help=what)
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from shutil import disk_usage
 from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ import numpy as np
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, parse_size, positive_argument
 from shmstore.cli.commands.common import NO_TIER, TIER_VARIABLE, add_json, complain, print_json, size, tier_url
 from shmstore.cli.commands.tables import make_console, make_table
-from shmstore.errors import TierError
+from shmstore.errors import StoreSpaceError, TierError
 from shmstore.tiers import Tier
 from shmstore.tiers.urls import open_tier, shown_url
 
@@ -58,7 +59,11 @@ def check(tier: Tier, sizes: list[int], count: int) -> Iterator[Figure]:
     """
     largest = max(sizes) + _META + count  # each value starts one byte later, so that no two are equal
     with tempfile.TemporaryFile(dir="/dev/shm", prefix="shmstore-check-") as file:
-        os.posix_fallocate(file.fileno(), 0, 2 * largest)
+        try:
+            os.posix_fallocate(file.fileno(), 0, 2 * largest)
+        except OSError as error:
+            hint = "values go from and into shared memory: free some, or pass smaller --sizes"
+            raise StoreSpaceError(needed=2 * largest, free=disk_usage("/dev/shm").free, hint=hint) from error
         mapping = mmap.mmap(file.fileno(), 2 * largest)
         shared = np.frombuffer(mapping, np.uint8)
         source, target = shared[:largest], shared[largest:]
@@ -148,7 +153,8 @@ def _run(arguments: argparse.Namespace) -> int:
         problem = str(error)
     except TierError as error:
         if error.hint == TierError.default_hint:  # it says to run this command
-            named = "host and port" if url.startswith("mooncake:") else "host, port and password"
+            others = {"mooncake": "host and port", "unix": "the path of its socket and password"}
+            named = others.get(url.partition(":")[0], "host, port and password")
             more = "; or give it more time with the option ?timeout=SECONDS" if "in time" in str(error) else ""
             error.hint = _wrong_tls(url) or f"look whether its server runs, and at {named} of the URL{more}"
         problem = str(error)
