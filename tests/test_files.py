@@ -45,6 +45,14 @@ def test_an_empty_file_may_be_an_unfinished_store_if_its_name_was_generated(pref
         path.unlink()
 
 
+@pytest.mark.parametrize("length", [64, 4096])
+def test_a_named_store_that_was_cut_is_damaged_and_not_one_that_the_next_create_removes(length: int) -> None:
+    with case("dead") as name:
+        os.truncate(SHM / name, length)
+        file = classify(name)
+        assert ("damaged", False) == (file.state, file.ephemeral)
+
+
 def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(path))

@@ -50,7 +50,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
                          .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
                          .blank = 1,
                          .writer_alive = shms_segment_written(&seg)};
-        out->ephemeral = out->same_version;
+        out->ephemeral = out->same_version && page.sb.layout.n_writers > 0; /* 0: cut off within the superblock */
         for (uint64_t w = 0; out->ephemeral && w < page.sb.layout.n_writers && w < SHMS_MAX_WRITERS; w++) {
             uint64_t at =
                 page.sb.layout.writer_at + w * page.sb.layout.arena_stride + offsetof(shms_writer_table, stays);
