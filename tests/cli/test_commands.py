@@ -113,6 +113,12 @@ def test_a_store_may_be_named_by_its_file(command: str, prefix: str) -> None:
         assert prefix + name not in by_path.out
 
 
+def test_a_name_that_starts_with_a_dash_is_passed_as_its_file(stores: Stores) -> None:
+    writer = stores.create(name=f"-{store_name()}")
+    for command, options in NAMED.items():
+        assert (1 if command == "gc" else 0) == piped(command, f"/dev/shm/{writer.name}", *options).status
+
+
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("run", [piped, on_terminal])
 def test_ls_shows_what_is_ours_and_its_condition(

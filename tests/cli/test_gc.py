@@ -87,6 +87,13 @@ def test_a_store_is_kept_while_an_arena_of_it_is_sound() -> None:
         (SHM / name).unlink(missing_ok=True)
 
 
+def test_a_name_that_is_no_store_ends_the_command_and_a_living_store_is_left_out() -> None:
+    with case("dead") as dead, case("live") as live:
+        assert (1, True) == (piped("gc", "--yes", "--force", dead, "none").status, (SHM / dead).exists())
+        ran = piped("gc", "--yes", "--force", live, dead)
+        assert (1, False, True) == (ran.status, (SHM / dead).exists(), (SHM / live).exists())
+
+
 def test_force_without_names_is_refused() -> None:
     with case("dead") as dead:
         for options in (["--force"], ["--yes", "--force"], ["--yes", "--force", "--json"]):

@@ -28,7 +28,8 @@ writer: ObjectStoreWriter.open(NAME, ...) would find all objects in them. So --y
 segments, and stores with generated names: nobody knows these names, and the next create removes such stores.
 
 --yes --force NAME also removes a store that is mapped or could be recovered. It removes only the name: a process
-that maps the store keeps its pages until it ends, but no other process can attach or recover it.
+that maps the store keeps its pages until it ends, but no other process can attach or recover it. A NAME that is not a
+store ends the command before anything is removed.
 
 The locks of its readers show whether a process maps a segment, and so does /proc as far as this user may read it."""
 
