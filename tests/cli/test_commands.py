@@ -27,6 +27,7 @@ from shmstore.cli.main import all_commands
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import ring_map
 from shmstore.inspect.segments import look_at
+from shmstore.inspect.verify import damage
 from tests.inspect.cases import CONDITIONS, WIDTH, Ran, Terminal, case, on_terminal, piped, poke, running
 from tests.support import SHM, Child, Stores, store_name
 
@@ -281,6 +282,24 @@ def test_top_of_all_judges_as_ls_does_and_of_one_as_dump_does() -> None:
                 reports = [piped(*command, "--json") for command in (("top", "--iterations", "1"), ("dump", damaged))]
                 assert [False, False] == [ran.json["ok"] for ran in reports]
         assert 0 == piped("top", sound, "--iterations", "1").status
+
+
+def test_top_checks_the_tables_of_a_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+
+    def counted(inspector: StoreInspector) -> dict[int, str]:
+        checked.append(inspector.name)
+        return damage(inspector)
+
+    monkeypatch.setattr("shmstore.inspect.segments.damage", counted)
+    with case("spoiled") as one, case("live") as other:
+        watcher = top.Watcher(None)
+        for _ in range(3):
+            watcher.sample()
+        assert [1, 1] == [checked.count(name) for name in (one, other)]
+        assert [(True, False)] == [
+            (one in text, other in text) for text in watcher.wrong() if one in text or other in text
+        ]
 
 
 def test_output_cut_short_by_its_reader_is_no_error() -> None:

@@ -44,7 +44,7 @@ from shmstore.cli.commands.tables import (
 from shmstore.errors import ShmStoreError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import ReaderInfo, SegmentInfo, StoreFacts
-from shmstore.inspect.segments import find_segments, look_at
+from shmstore.inspect.segments import Verdicts, find_segments, look_at
 from shmstore.store.stats import MORE_HITS, Counts, KindStats
 
 _RATES = ("puts", "put_bytes", "hits", "adopted", "misses", "evictions", "refusals", *MORE_HITS.values())
@@ -110,10 +110,11 @@ class Watcher:
         """Watch the store `name`, or all stores if it is None."""
         self._name = name
         self._before: dict[str, Sample] = {}
+        self._verdicts: Verdicts = {}
 
     def sample(self) -> list[Sample]:
         """Return a sample of each store. Raises StoreNotFoundError if the named store does not exist."""
-        infos = find_segments() if self._name is None else [look_at(self._name)]
+        infos = find_segments(self._verdicts) if self._name is None else [look_at(self._name, self._verdicts)]
         samples = [take_sample(info, self._before.get(info.name)) for info in infos]
         self._before = {sample.segment.name: sample for sample in samples}
         return samples
