@@ -213,7 +213,7 @@ class StoreSpaceError(ShmStoreError, OSError):
     def _usual_hint(self) -> str:
         if (self.needed or 0) > (self.total or 0):
             return self.default_hint
-        return "see what fills it with `ls -ls /dev/shm`, remove useless stores by `shmstore gc`, or use less capacity"
+        return "see what fills it (ls -ls /dev/shm), remove useless stores (shmstore gc), or use less capacity"
 
 
 class SharedMemoryError(ShmStoreError, OSError):

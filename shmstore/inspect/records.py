@@ -71,7 +71,7 @@ class SegmentInfo(SegmentFile):
     """A file in /dev/shm that is a store or the remains of one."""
 
     facts: StoreFacts | None
-    """The superblock; None unless `state` is "ok", or "damaged" and an arena is sound."""
+    """The superblock; None unless `state` is "ok", or "damaged" and the arena of a writer is sound."""
 
 
 @dataclass(frozen=True, slots=True)

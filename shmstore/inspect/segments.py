@@ -53,7 +53,8 @@ def _info(file: SegmentFile, verdicts: Verdicts | None) -> SegmentInfo:
                 verdicts[facts.store_id] = damage(inspector)
         if damaged := verdicts[facts.store_id]:
             file = replace(file, state="damaged", problem=next(iter(damaged.values())))
-            facts = facts if len(damaged) < len(facts.writers) else None
+            sound = any(w.state != "free" and w.index not in damaged for w in facts.writers)
+            facts = facts if sound else None
     return SegmentInfo(**{field.name: getattr(file, field.name) for field in fields(file)}, facts=facts)
 
 

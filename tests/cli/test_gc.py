@@ -72,7 +72,9 @@ def test_a_dead_store_whose_name_nobody_knows_is_called_so_and_not_recoverable()
 
 def test_a_store_is_kept_while_an_arena_of_it_is_sound() -> None:
     name = store_name()
-    ObjectStoreWriter.create(name, **OPTIONS, n_writers=2).close(unlink=False)
+    with ObjectStoreWriter.create(name, **OPTIONS, n_writers=3) as writer:  # nobody ever has the third arena
+        ObjectStoreWriter.join(name).close(unlink=False)
+        writer.close(unlink=False)
     try:
         for arena, (reasons, has_figures) in enumerate([(["could be recovered"], True), ([], False)]):
             poke(SHM / name, FIELDS["next_id"] + arena * peek(SHM / name, FIELDS["arena_stride"]), 1 << 63)
