@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from shmstore.cli.main import main as shmstore
-from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.store import ObjectStoreWriter
 from tests.support import store_name
 from tests.vllm.encoder import counting
 from tests.vllm.encoder.counting import calls
@@ -92,8 +93,9 @@ def test_after_the_death_of_all_two_engines_encode_only_what_is_new(host: Host, 
 
 
 def test_only_the_store_stays_and_a_command_removes_it(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    with ObjectStoreReader.attach(host.name, None, finds_only=True) as reader:
-        assert reader.rank == 0  # nobody else has one
+    with StoreInspector.open(host.name) as inspector:
+        assert not any(reader.state == "alive" for reader in inspector.readers())
+        assert not any(slot.pinned_by or slot.leased_to for slot in inspector.slots())
     assert 0 == shmstore(["gc", host.name, "--yes", "--force"])
     assert not Path("/dev/shm", host.name).exists()
 
@@ -126,7 +128,7 @@ def test_a_server_killed_in_its_encoder_is_replaced_by_the_one_that_waits(
             said = json.loads(answer.read())
             assert (200, lru()["photographs"][3]) == (answer.status, said["choices"][0]["token_ids"])
             assert calls(host.folder) == before + 2
-            shown = [two.metric(f"shmstore_encoder_{name}_total") for name in ("encoded", "stored", "waited_in_vain")]
+            shown = [two.metric(f"shmstore_encoder_{name}_total") for name in ("encoded", "stored", "unclaimed")]
             assert [1, 1, 0] == shown
             lost.close()
             waits.close()

@@ -14,20 +14,28 @@ import pytest
 import torch
 from vllm.config import ECTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
-from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import ECConnectorOutput
 
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.integrations.vllm.encoder import ShmstoreECConnector, worker
-from shmstore.integrations.vllm.encoder.messages import Report
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from tests.support import store_name
 from tests.vllm import lockstep
 from tests.vllm.encoder.engine import connector
 
 WIDTH = 4
+
+
+def sent(**fields: Any) -> MultiModalKwargsItem:
+    return MultiModalKwargsItem(
+        {name: MultiModalFieldElem(value, MultiModalBatchedField()) for name, value in fields.items()}
+    )
+
+
+PIXELS = sent(pixel_values=torch.ones(1), image_grid_thw=torch.ones(3))
 
 
 def named(picture: int | str) -> str:
@@ -49,17 +57,19 @@ class Engine(lockstep.Engine):
         super().__init__(cls, config, lockstep.kv_cache_config(blocks, lockstep.full()))
         self.side = self.scheduler.ec_connector._scheduler
         self.cache: dict[str, torch.Tensor] = {}
-        self.encodes = self.loads = 0
+        self.encodes = self.loads = self.freed = 0
         self.figures: Counter[str] = Counter()
         self.during: Callable[[], object] = lambda: None
 
-    def ask(self, name: str, *pictures: int | str, size: int = 20, tokens: int = 3, **about: Any) -> None:
+    def ask(
+        self, name: str, *pictures: int | str, size: int = 20, tokens: int = 3, start: int = 5, **about: Any
+    ) -> None:
         images = [
-            (what if isinstance(what, str) else named(what), 5 + i * (size + 3), size)
+            (what if isinstance(what, str) else named(what), start + i * (size + 3), size)
             for i, what in enumerate(pictures)
         ]
-        prompt = list(range(10 + len(pictures) * (size + 3)))
-        self.add(name, prompt, tokens, images, **{"data": MultiModalKwargsItem({})} | about)
+        prompt = list(range(5 + start + len(pictures) * (size + 3)))
+        self.add(name, prompt, tokens, images, **{"data": PIXELS} | about)
 
     def run(self, limit: int = 400) -> None:
         """Step until no request is left."""
@@ -76,6 +86,7 @@ class Engine(lockstep.Engine):
 
     def encode(self, output: Any) -> Any:
         for identifier in output.free_encoder_mm_hashes:
+            self.freed += 1
             self.cache.pop(identifier, None)
         if not output.total_num_scheduled_tokens:
             return None  # as a worker, which returns at once
@@ -224,7 +235,7 @@ def test_a_request_waits_only_so_long_and_then_its_engine_encodes(host: Host) ->
     one.during = two.run
     one.step()
     assert 1 == two.encodes
-    assert (1, 1) == (two.figures["deferred"], two.figures["waited_in_vain"])
+    assert (1, 1) == (two.figures["deferred"], two.figures["unclaimed"])
 
 
 def test_without_single_flight_nobody_waits_or_claims(host: Host) -> None:
@@ -336,7 +347,7 @@ def test_a_name_for_two_pictures_of_one_request_is_that_of_the_first_first(host:
     one, two = (host.engine(share_uuids=True) for _ in range(2))
     one.ask("a", "kitten-1", size=30)
     one.run()
-    two.add("b", list(range(240)), 1, [("kitten-1", 5, 20), ("kitten-1", 200, 30)], MultiModalKwargsItem({}))
+    two.add("b", list(range(240)), 1, [("kitten-1", 5, 20), ("kitten-1", 200, 30)], PIXELS)
     two.run()
 
 
@@ -348,28 +359,59 @@ def test_prompt_embeddings_are_not_stored(host: Host) -> None:
     assert not host.stored(one, 1)
 
 
-def test_a_request_without_data_fails_if_the_store_has_lost_its_item(host: Host) -> None:
+@pytest.mark.parametrize("nothing", [None, sent(image_grid_thw=torch.ones(3))], ids=["no data", "only its size"])
+def test_a_request_without_content_fails_if_the_store_has_lost_its_item(host: Host, nothing: Any) -> None:
     one, two = host.engine(), host.engine()
     one.ask("a", 1)
     one.run()
-    two.ask("b", 1, data=None)  # its client has the output made elsewhere
+    two.ask("b", 1, data=nothing)  # its client has the output made elsewhere
     two.run()
     assert 3 == len(two.tokens["b"])
-    two.ask("c", 2, data=None)
+    two.ask("c", 2, data=nothing)
     two.ask("d", 3)
+    two.ask("unshared", "kitten-1", data=nothing)
     two.run()
-    assert [] == two.tokens["c"]
+    assert [] == two.tokens["c"] == two.tokens["unshared"]
     assert 3 == len(two.tokens["d"])
     assert not host.claimed(two, 2)
     one.ask("e", 4)
-    two.ask("f", 4, data=None)  # it waits for the one who makes it
+    two.ask("f", 4, data=nothing)  # it waits for the one who makes it
     two.ask("g", 5, 6)
-    two.ask("h", 5, data=None)  # also if that is a request of its own engine
+    two.ask("h", 5, data=nothing)  # also if that is a request of its own engine
     one.during = two.step
     one.step()
     assert [] == two.tokens["f"]
+    two.ask("twice", 7, 7)
+    two.scheduler.requests["twice"].mm_features[1].data = nothing  # the first one is encoded
     two.run()
-    assert [3, 3, 3] == [len(two.tokens[name]) for name in "fgh"]
+    assert [3, 3, 3, 3] == [len(two.tokens[name]) for name in ("f", "g", "h", "twice")]
+
+
+def test_an_item_without_content_that_vllm_s_own_cache_loses_in_the_same_step_is_not_encoded(host: Host) -> None:
+    one = host.engine(settings={"enable_prefix_caching": False})
+    one.take_images(cache=60, budget=200)
+    for picture in ("x", "z"):
+        one.ask(picture, named(picture))
+        one.run()
+    one.connector._worker._writer.clear()
+    one.ask("y", named("y"), size=30)  # x goes for it
+    one.ask("c", named("x"), data=None)
+    one.run()
+    assert [] == one.tokens["c"]
+
+
+def test_a_name_that_another_picture_had_in_the_worker_s_cache_is_loaded_again(host: Host) -> None:
+    one, two = (host.engine(settings={"enable_prefix_caching": False}, share_uuids=True) for _ in range(2))
+    one.ask("a", "kitten", size=30)
+    one.run()
+    two.take_images(cache=80, budget=200)
+    for name in ("kitten", "z"):
+        two.ask(name, name, size=20)
+        two.run()
+    two.ask("large", "y", size=45)
+    two.add("new", list(range(60)), 3, [("kitten", 5, 30)], PIXELS)
+    two.run()
+    assert 3 == len(two.tokens["new"])
 
 
 def test_no_question_about_what_is_computed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,22 +492,38 @@ def test_a_load_of_a_step_without_tokens_is_sent_with_the_next(host: Host) -> No
     freed = empty | {"free_encoder_mm_hashes": [named(1)], "total_num_scheduled_tokens": 1}
     step = two.side.build(SimpleNamespace(**freed))
     assert {named(2)} == step.loads.keys()
-    two.side.end(Report([step.number], Counter()))
+    two.side.lost()
+    assert 1 == host.holds()  # the output of the empty step has come
+    two.side.lost()
     assert 0 == host.holds()
+
+
+def test_a_claim_on_an_item_that_a_preemption_has_taken_out_of_its_step_ends(host: Host) -> None:
+    one = host.engine()
+    one.ask("a", 1)
+    request = one.scheduler.requests["a"]
+    assert one.side.ensure(request, 0)
+    assert not one.side.has(named(1))
+    assert host.claimed(one, 1)
+    one.side.allocate(request, 0)
+    without = {"scheduled_encoder_inputs": {}, "free_encoder_mm_hashes": [], "total_num_scheduled_tokens": 1}
+    assert {} == one.side.build(SimpleNamespace(**without)).saves
+    assert not host.claimed(one, 1)
 
 
 @pytest.mark.parametrize("settings", [{}, {"async_scheduling": True}, {"scheduling_policy": "priority"}], ids=str)
 def test_two_engines_that_are_asked_at_random_share_and_leave_nothing(host: Host, settings: dict[str, Any]) -> None:
     rng = random.Random(repr(settings))
     engines = [host.engine(30, settings | {"scheduler_reserve_full_isl": False}, wait_s=0.01) for _ in range(2)]
-    asked = 0
-    for number in range(400):
+    for engine in engines:
+        engine.take_images(cache=50, budget=100)
+    for number in range(600):
         engine = rng.choice(engines)
         if rng.random() < 0.5:
             pictures = [rng.randrange(30) for _ in range(rng.randrange(4))]
             about = {"priority": rng.randrange(3)} if "scheduling_policy" in settings else {}
-            engine.ask(f"r{number}", *pictures, tokens=rng.randrange(1, 60), **about)
-            asked += len(set(pictures))
+            start = rng.choice((5, 5, 140))  # in a later step than its first
+            engine.ask(f"r{number}", *pictures, tokens=rng.randrange(1, 60), start=start, **about)
         if rng.random() < 0.1 and (names := list(engine.scheduler.requests)):
             engine.abort(rng.choice(names))
         if rng.random() < 0.02:
@@ -476,7 +534,9 @@ def test_two_engines_that_are_asked_at_random_share_and_leave_nothing(host: Host
         engine.during = lambda: None
     for engine in engines:
         engine.run(4000)
-        assert {} == engine.side._held | engine.side._loads | engine.side._under_way
+        assert {} == engine.side._held | engine.side._loads
+        assert not any(engine.side._under_way)
     assert 0 == host.holds()
+    assert sum(engine.freed for engine in engines) > 20
     assert sum(engine.loads for engine in engines) > 20
     assert not any(host.claimed(engines[0], picture) for picture in range(30))

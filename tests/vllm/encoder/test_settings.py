@@ -110,32 +110,39 @@ DIFFERENT: dict[str, Callable[[Any], None]] = {
     "attention of the encoder": set_to(f"{MEDIA}.mm_encoder_attn_dtype", "fp8"),
     "pruning": set_to(f"{MEDIA}.video_pruning_rate", 0.5),
     "weights": lambda config: os.utime(next(Path(config.model_config.model).glob("*.safetensors"))),
+    "processor's file": lambda config: os.utime(Path(config.model_config.model, "preprocessor_config.json")),
 }
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_an_engine_whose_outputs_may_differ_has_another_namespace(config: Any, what: str) -> None:
-    before = scope.namespace(config)
-    assert before == scope.namespace(copy.copy(config))
+    before = scope._digested(config)
+    assert before == scope._digested(copy.copy(config))
     assert before.split()[1] == "bfloat16"
     DIFFERENT[what](config)
-    assert before != scope.namespace(config)
+    assert before != scope._digested(config)
 
 
 def test_another_version_has_another_namespace(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = scope.namespace(config)
+    before = scope._digested(config)
     for module in (vllm, torch):
         with monkeypatch.context() as patch:
             patch.setattr(module, "__version__", "9")
-            assert before != scope.namespace(config)
+            assert before != scope._digested(config)
+
+
+def test_what_a_model_changes_while_it_is_built_is_not_seen(config: Any) -> None:
+    before = scope.namespace(config)
+    set_to("model_config.hf_config.vision_config.depth", 2)(config)
+    assert before == scope.namespace(config)
 
 
 def test_engines_of_another_size_share(config: Any) -> None:
-    before = scope.namespace(config)
+    before = scope._digested(config)
     set_to("parallel_config.tensor_parallel_size", 2)(config)
-    assert before == scope.namespace(config)
+    assert before == scope._digested(config)
 
 
 def test_a_long_name_fits(config: Any) -> None:
     set_to("model_config.model", "éé/" * 100)(config)
-    assert len(scope.namespace(config).encode()) <= 255 - len(" 0123456789abcdef")
+    assert len(scope._digested(config).encode()) <= 255 - len(" 0123456789abcdef")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
 from shmstore.integrations.vllm import compare
 from shmstore.integrations.vllm.encoder import scope
@@ -35,11 +36,12 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
         super().__init__(vllm_config, role)
         if (problem := compare.difference(compare.installed(), ENCODER_CONNECTOR)) is not None:
             raise RuntimeError(f"shmstore does not know this vLLM: {problem} (hint: remove --ec-transfer-config)")
-        settings = Settings.of(vllm_config)
+        settings, namespace = Settings.of(vllm_config), scope.namespace(vllm_config)
         self._scheduler: Any = None
         self._worker: Any = None
         if role is ECConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, scope.namespace(vllm_config))
+            fields_for = PlaceholderMetadataResolver(vllm_config.model_config).fields_for
+            self._scheduler = SchedulerSide(settings, namespace, fields_for, stores=self.is_producer)
             manager = vllm_config.ec_manager_config
             if manager.encoder_cache_manager_cls is None:  # the scheduler makes it after this
                 manager.encoder_cache_manager_cls = _MANAGER
@@ -67,8 +69,8 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
             self._worker.save(step, mm_hash, encoder_cache[mm_hash])
 
     def build_connector_worker_meta(self) -> Any:
-        """Report the step."""
-        return None if (step := self._step()) is None else self._worker.report(step)
+        """Report the figures."""
+        return self._worker.report()
 
     # ---- in the scheduler
 
@@ -94,10 +96,10 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the first worker's report."""
         if (report := connector_output.ec_connector_worker_meta) is not None:
-            self._scheduler.end(report)
+            self._scheduler.count(report)
 
     def take_unavailable_requests(self) -> set[str]:
-        """Return the requests that must fail."""
+        """Return the requests that must fail; the output of the oldest step has come."""
         lost: set[str] = self._scheduler.lost()
         return lost
 

@@ -15,7 +15,7 @@ FIGURES = {
     "hits": "Items whose encoder output was in the store",
     "encoded": "Items that this engine encoded",
     "deferred": "Requests that waited for an output of another engine",
-    "waited_in_vain": "Requests that waited until the limit, and then encoded",
+    "unclaimed": "Items encoded though another engine was making them, because their requests had waited long enough",
     "stored": "Encoder outputs stored",
     "stored_bytes": "Bytes of encoder outputs stored",
     "refused": "Encoder outputs that the store did not take, because it was full or they were too large",
@@ -27,8 +27,7 @@ FIGURES = {
 class Step(ECConnectorMetadata):  # type: ignore[misc]
     """What the workers do in a step."""
 
-    number: int
-    namespace: str = ""
+    namespace: str
     loads: dict[str, ObjectRef] = field(default_factory=dict)
     """References of stored outputs, by identifier."""
     saves: dict[str, str] = field(default_factory=dict)
@@ -37,15 +36,13 @@ class Step(ECConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class Report(ECConnectorWorkerMetadata):  # type: ignore[misc]
-    """What the first worker has done."""
+    """What the first worker has counted."""
 
-    done: list[int]
-    """The steps whose loads are in vLLM's cache, and whose outputs are stored or never will be."""
     figures: Counter[str]
 
     def aggregate(self, other: Report) -> Report:
         """Return both in one."""
-        return Report(self.done + other.done, self.figures + other.figures)
+        return Report(self.figures + other.figures)
 
 
 class EncoderStats(ECConnectorStats):  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """The scheduler's side of the connector: it finds stored outputs by key, and claims those that its engine will make.
 
 What it holds belongs to one step: it is taken when vLLM asks about a request, and let go when the step is built without
-it, or when the first worker reports that step. So allocations and frees of vLLM need not pair, a request that ends
+it, or when the output of that step has come. So allocations and frees of vLLM need not pair, a request that ends
 somewhere leaves nothing, and one that waits lets nobody wait. All of it falls with the process.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Container
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -23,14 +24,19 @@ from shmstore.store.holds import PinnedRef
 
 _BRAKE = 0.004
 """Seconds of rest after an empty step in which a request waits; else the engine asks a thousand times a second."""
-_HASH = re.compile("[0-9a-f]{64}")
+_HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
 
 
 class SchedulerSide:
     """What one engine's scheduler knows of the store. vLLM calls it from one thread."""
 
-    def __init__(self, settings: Settings, namespace: str) -> None:
+    def __init__(
+        self, settings: Settings, namespace: str, fields_for: Callable[[str], Container[str]], *, stores: bool
+    ) -> None:
+        """Attach. `fields_for` says what of an item of a modality is about it, and not its content."""
         self._settings = settings
+        self._claims = settings.single_flight and stores
+        self._fields_for = fields_for
         self._scope = namespace
         self._namespace = namespace + scope.turned()
         self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START)
@@ -38,12 +44,11 @@ class SchedulerSide:
         self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
         self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item
         self._loads: dict[str, PinnedRef] = {}  # allocated, and not yet sent to the workers, by identifier
-        self._under_way: dict[int, list[PinnedRef | Claim]] = {}  # by step, until the first worker reports it
+        self._under_way: deque[list[PinnedRef | Claim]] = deque()  # what each step holds until its output comes
         self._local: set[str] = set()  # identifiers in vLLM's own encoder cache
         self._since: dict[str, float] = {}  # when a request first waited
         self._lost: set[str] = set()  # requests that cannot be served
         self._deferred = False
-        self._number = 0
         self._figures: Counter[str] = Counter()
 
     # ---- what vLLM asks of a request
@@ -61,30 +66,34 @@ class SchedulerSide:
             self._local.clear()
         self._keys = {}
         for feature in request.mm_features:
-            identifier, place = feature.identifier, feature.mm_position
-            if not (key := self._key(feature)):
-                continue
-            covered = place.offset + place.length <= computed
-            if not covered:
-                self._keys.setdefault(identifier, key)
-            if covered or identifier in self._local:
-                if not running:
-                    self._touch(key)
-            elif feature.data is None:  # the client relies on the store: nobody here can encode it
-                if self._find(key) is None:
-                    if self._reader.claimed(key, namespace=self._namespace) and self._may_wait(request.request_id):
-                        self._deferred = True
-                    else:
-                        self._lost.add(request.request_id)
-                    return False
-            elif key not in self._held:
-                held = self._take(key)
-                if held is not None:
-                    self._held[key] = held
-                elif self._may_wait(request.request_id):
-                    self._deferred = True
-                    return False
+            key, place = self._key(feature), feature.mm_position
+            if place.offset + place.length <= computed:
+                self._touch(key, running)
+            elif not (self._obtain if self._has_content(feature) else self._fetch)(request, feature.identifier, key):
+                return False
+            else:
+                self._keys.setdefault(feature.identifier, key)
         return True
+
+    def _obtain(self, request: Any, identifier: str, key: str) -> bool:
+        """Hold or claim an item that this engine can encode; False if the request waits."""
+        if identifier in self._local:
+            self._touch(key, request.status == RequestStatus.RUNNING)
+        elif key and key not in self._held:
+            held = self._take(key)
+            if held is not None:
+                self._held[key] = held
+            elif self._waits(request.request_id):
+                return False
+        return True
+
+    def _fetch(self, request: Any, identifier: str, key: str) -> bool:
+        """Hold an item whose client relies on the store, and has sent nothing to encode; False if it waits or fails."""
+        if key and (self._find(key) is not None or self._keys.get(identifier) == key):  # found, or encoded just before
+            return True
+        if not (key and self._reader.claimed(key, namespace=self._namespace) and self._waits(request.request_id)):
+            self._lost.add(request.request_id)
+        return False
 
     def _key(self, feature: Any) -> str:
         """Return the key of an item; an empty one if its output is not shared.
@@ -97,9 +106,14 @@ class SchedulerSide:
             return ""
         return f"{identifier}/{feature.mm_position.get_num_embeds()}"
 
-    def _touch(self, key: str) -> None:
-        """Count a use, which vLLM's own caches hide from the store."""
-        self._reader.find(key, namespace=self._namespace)  # garbage is let go
+    def _has_content(self, feature: Any) -> bool:
+        about = self._fields_for(feature.modality)
+        return any(field.data is not None for name, field in (feature.data or {}).items() if name not in about)
+
+    def _touch(self, key: str, running: bool) -> None:
+        """Count a use at the start of a request, which vLLM's own caches hide from the store."""
+        if key and not running:
+            self._reader.find(key, namespace=self._namespace)  # garbage is let go
 
     def _find(self, key: str) -> PinnedRef | None:
         """Hold a stored output until the step is built; None if there is none."""
@@ -111,26 +125,27 @@ class SchedulerSide:
         return held
 
     def _take(self, key: str) -> PinnedRef | Claim | None:
-        if self._settings.single_flight:
-            return self._reader.find_or_claim(key, namespace=self._namespace)
-        return self._reader.find(key, namespace=self._namespace)
+        look = self._reader.find_or_claim if self._claims else self._reader.find
+        return look(key, namespace=self._namespace)
 
-    def _may_wait(self, request_id: str) -> bool:
-        if not self._settings.single_flight:
+    def _waits(self, request_id: str) -> bool:
+        """Return whether the request waits for another engine: not longer than the limit."""
+        if not self._claims:
             return False
         now = time.monotonic()
         if request_id not in self._since:
             self._since[request_id] = now
             self._figures["deferred"] += 1
-        return now - self._since[request_id] < self._settings.wait_s
+        self._deferred = now - self._since[request_id] < self._settings.wait_s
+        return self._deferred
 
     def has(self, identifier: str) -> bool:
         """Return whether the output is stored; it is held from now on, since a load that fails ends the engine.
 
         The item is one of the request that `ensure` was asked about last.
         """
-        key = self._keys.get(identifier)
-        return key is not None and self._find(key) is not None
+        key = self._keys.get(identifier, "")
+        return key != "" and self._find(key) is not None
 
     def allocate(self, request: Any, index: int) -> None:
         """Note that vLLM keeps a place for the item, which this step loads or encodes, unless it is preempted."""
@@ -142,7 +157,12 @@ class SchedulerSide:
         self._lost.discard(request.request_id)
 
     def lost(self) -> set[str]:
-        """Return the requests that must fail, because an item is not in the store and its client has sent no data."""
+        """Return the requests that must fail, and let go what the oldest step held: vLLM asks when its output has come.
+
+        The workers have loaded what it needed, and stored what they made, or are about to.
+        """
+        for held in self._under_way.popleft() if self._under_way else ():
+            held.end()
         lost, self._lost = self._lost, set()
         return lost
 
@@ -150,10 +170,7 @@ class SchedulerSide:
 
     def build(self, output: Any) -> Step:
         """Return what the workers do in this step, and let go what it does not need."""
-        for identifier in output.free_encoder_mm_hashes:
-            self._local.discard(identifier)
-            self._loads.pop(identifier, None)
-        step = Step(self._number, self._namespace)
+        step = Step(self._namespace)
         under_way: list[PinnedRef | Claim] = []
         for request_id, index, feature in self._allocated:
             self._local.add(feature.identifier)
@@ -170,8 +187,11 @@ class SchedulerSide:
                 if held is not None:
                     under_way.append(held)
                     del self._held[key]
-                elif key and self._settings.single_flight:
-                    self._figures["waited_in_vain"] += 1
+                elif key and self._claims:
+                    self._figures["unclaimed"] += 1
+        for identifier in output.free_encoder_mm_hashes:
+            self._local.discard(identifier)
+            self._loads.pop(identifier, None)
         for held in self._held.values():
             held.end()
         self._held.clear()
@@ -183,16 +203,11 @@ class SchedulerSide:
         elif self._deferred:  # no worker sees an empty step
             time.sleep(_BRAKE)
         self._deferred = False
-        if under_way:
-            self._under_way[self._number] = under_way
-        self._number += 1
+        self._under_way.append(under_way)
         return step
 
-    def end(self, report: Report) -> None:
-        """Let go what the steps held that the first worker has done."""
-        for number in report.done:
-            for held in self._under_way.pop(number, ()):
-                held.end()
+    def count(self, report: Report) -> None:
+        """Add what the first worker has counted."""
         self._figures += report.figures
 
     def figures(self) -> Counter[str]:

@@ -17,11 +17,11 @@ import vllm
 
 _FORMAT = 1
 """The way in which outputs are stored."""
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _NAME = 200
 """How much of the model's name is kept, in bytes; a namespace has at most 255."""
 
 _turned = ""
+_namespaces: dict[str, str] = {}
 
 
 def turn() -> None:
@@ -36,7 +36,17 @@ def turned() -> str:
 
 
 def namespace(vllm_config: Any) -> str:
-    """Return the namespace: the model's name and dtype, to be readable in `shmstore dump`, and a digest."""
+    """Return the namespace: the model's name and dtype, to be readable in `shmstore dump`, and a digest.
+
+    It is that of the first call of a process for this configuration, since a model may change it while it is built.
+    """
+    engine = vllm_config.ec_transfer_config.engine_id
+    if engine not in _namespaces:
+        _namespaces[engine] = _digested(vllm_config)
+    return _namespaces[engine]
+
+
+def _digested(vllm_config: Any) -> str:
     model, load = vllm_config.model_config, vllm_config.load_config
     media = model.multimodal_config
     about = {
@@ -45,7 +55,7 @@ def namespace(vllm_config: Any) -> str:
         "torch": torch.__version__,
         "model": [model.model, model.model_weights, model.revision, model.code_revision, str(model.model_impl)],
         "commit": getattr(model.hf_config, "_commit_hash", None),
-        "weights": _weights(Path(model.model)),
+        "files": _files(Path(model.model)),
         "config": model.hf_config.to_json_string(use_diff=False),
         "dtype": str(model.dtype),
         "quantization": [model.quantization, repr(model.quantization_config)],
@@ -60,7 +70,7 @@ def namespace(vllm_config: Any) -> str:
     return f"{name} {str(model.dtype).removeprefix('torch.')} {digest}"
 
 
-def _weights(folder: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of each file of weights, if the model is a folder."""
-    files = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of each file of a model that is a folder: weights, code, and what processors do."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
     return [(path.name, about.st_size, about.st_mtime_ns) for path in files if (about := path.stat())]

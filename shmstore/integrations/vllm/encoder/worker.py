@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -70,8 +70,7 @@ class WorkerSide:
         self._views = settings.read == "views"
         self._figures: Counter[str] = Counter()
         self._warned = False
-        self._due: dict[int, list[Future[None]]] = {}  # by step, what is being stored, until it is reported
-        self._pool = ThreadPoolExecutor(1, "shmstore-commit")  # since no step may follow the one that has begun it
+        self._pool = ThreadPoolExecutor(1, "shmstore-commit")  # since no step may follow the one that has begun a copy
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
         if get_pp_group().is_first_rank:
@@ -84,8 +83,7 @@ class WorkerSide:
     def load(self, step: Step, cache: dict[str, Any]) -> None:
         """Put the outputs of this step into vLLM's cache; the scheduler holds them meanwhile."""
         for identifier, ref in step.loads.items():
-            if identifier not in cache:
-                cache[identifier] = self._read(ref)
+            cache[identifier] = self._read(ref)
 
     def _read(self, ref: Any) -> Any:
         assert self._reader is not None
@@ -103,8 +101,7 @@ class WorkerSide:
         try:
             place = self._writer.begin(key, template, kind=KIND, namespace=step.namespace, unless_stored=True)
             if output.device.type == "cuda":
-                event = download(output, place.value)
-                self._due.setdefault(step.number, []).append(self._pool.submit(_commit, output, event, place))
+                self._pool.submit(_commit, output, download(output, place.value), place)
             else:
                 place.value.copy_(output)
                 place.commit()
@@ -119,22 +116,10 @@ class WorkerSide:
         self._figures["stored"] += 1
         self._figures["stored_bytes"] += output.nbytes
 
-    def report(self, step: Step) -> Report | None:
-        """Return what the scheduler is told after the step, by the first worker.
-
-        When its output comes, the others have loaded, too: they compute together.
-        """
-        if not self._first:
-            return None
-        if step.loads or step.saves:
-            self._due.setdefault(step.number, [])
-        done = [number for number, copies in self._due.items() if all(copy.done() for copy in copies)]
-        if not done:
-            return None
-        for number in done:
-            del self._due[number]
+    def report(self) -> Report | None:
+        """Return what was counted since the last report."""
         figures, self._figures = self._figures, Counter()
-        return Report(done, figures)
+        return Report(figures) if figures else None
 
     def close(self) -> None:
         """Close the store, which stays, when the copies are done."""
