@@ -136,8 +136,9 @@ class SchedulerSide:
         if request_id not in self._since:
             self._since[request_id] = now
             self._figures["deferred"] += 1
-        self._deferred = now - self._since[request_id] < self._settings.wait_s
-        return self._deferred
+        waits = now - self._since[request_id] < self._settings.wait_s
+        self._deferred |= waits
+        return waits
 
     def has(self, identifier: str) -> bool:
         """Return whether the output is stored; it is held from now on, since a load that fails ends the engine.
