@@ -44,7 +44,7 @@ def refused(name: str) -> None:
             call()
         assert (2 * MIB, free) == (caught.value.needed, caught.value.free)
         assert all(part in str(caught.value) for part in ("/dev/shm", "2 MiB needed", f"{free >> 20} MiB free"))
-        assert "shmstore ls" in caught.value.hint
+        assert "ls -ls /dev/shm" in caught.value.hint
         assert free == free_bytes()
 
 

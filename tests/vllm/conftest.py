@@ -13,7 +13,7 @@ import pytest
 from shmstore.files import PREFIX, holders
 from shmstore.integrations.vllm import compare
 
-collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*"]
+collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*", "encoder/test_*"]
 
 os.environ |= {
     "HF_HUB_OFFLINE": "1",
