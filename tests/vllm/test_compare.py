@@ -11,7 +11,7 @@ import pytest
 import vllm
 
 from shmstore.integrations.vllm import compare, receiver, register, seams, sender
-from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, KV_CACHE
+from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, ENCODER_CONNECTOR, KV_CACHE
 from tests.vllm.conftest import change
 
 BASE, ENGINE = "multimodal/cache/base.py", "v1/engine"
@@ -82,7 +82,7 @@ def test_the_command_says_of_wheels_what_is_known(tmp_path: Path) -> None:
         wheels.append(tmp_path / f"{name}.whl")
         with zipfile.ZipFile(wheels[-1], "w") as wheel:
             wheel.writestr("vllm-9.9.dist-info/METADATA", "Name: vllm\nVersion: 9.9\n")
-            for file in {known.file for known in (*CACHES, *KV_CACHE, *ENCODER_CACHE)} - {remove}:
+            for file in {known.file for known in (*CACHES, *KV_CACHE, *ENCODER_CACHE, *ENCODER_CONNECTOR)} - {remove}:
                 wheel.writestr(f"vllm/{file}", sources.read(file))
     command = [sys.executable, "-m", "shmstore.integrations.vllm.compare"]
     known, both = (
@@ -90,6 +90,6 @@ def test_the_command_says_of_wheels_what_is_known(tmp_path: Path) -> None:
         for given in (wheels[:1], wheels)
     )
     assert (0, 1) == (known.returncode, both.returncode)
-    assert "| 9.9 | as known | as known | as known |" == known.stdout.splitlines()[-1]
+    assert "| 9.9 | as known | as known | as known | as known |" == known.stdout.splitlines()[-1]
     assert BASE in both.stdout.splitlines()[-1]
     assert 2 == subprocess.run([*command, str(tmp_path)], capture_output=True, check=False).returncode

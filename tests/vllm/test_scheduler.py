@@ -243,7 +243,7 @@ def test_an_unknown_encoder_manager_stays(
     change(monkeypatch, "v1/core/encoder_cache_manager.py", "def get_freed_mm_hashes", "def get_freed")
     config = vllm_config(text, 40, ec_manager_config=ENCODER)
     engine = Engine(Scheduler, config, kv_cache_config(40, full()))
-    assert EncoderCacheManager is type(engine.scheduler.encoder_cache_manager)
+    assert isinstance(engine.scheduler.encoder_cache_manager, EncoderCacheManager)
     assert "EncoderCacheManager.get_freed_mm_hashes" in caplog.text
 
 
