@@ -52,6 +52,10 @@ _LEFT_BY_A_DEATH = {
 }
 _PASSING = {*_LEFT_BY_A_DEATH, "pin_free"}
 """What a living process may be in the middle of; damage only if it lasts."""
+_OF_READERS = {"base", "ack", "pin_free", "pin_count", "unattached"}
+"""What is wrong with what readers have written, and nothing that a successor of the writer needs."""
+READERS = -1
+"""Stands for them where others have the number of an arena."""
 _PATIENCE = 2.0  # seconds that a busy machine may keep a process from going on
 
 _TEXTS: dict[str, Callable[[int, int, int], str]] = {
@@ -148,11 +152,11 @@ def _from_object(inspector: StoreInspector, slot: SlotInfo, facts: StoreFacts) -
 
 
 def damage(inspector: StoreInspector) -> dict[int, str]:
-    """Return, for each writer whose arena is damaged, the first thing that is wrong there."""
+    """Return, for each writer whose arena is damaged, and for `READERS`, the first thing that is wrong there."""
     found: dict[int, str] = {}
     for finding in _from_tables(inspector):
         if finding.wrong:
-            found.setdefault(finding.writer or 0, finding.text)
+            found.setdefault(READERS if finding.kind in _OF_READERS else finding.writer or 0, finding.text)
     return found
 
 

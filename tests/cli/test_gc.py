@@ -89,6 +89,17 @@ def test_a_store_is_kept_while_an_arena_of_it_is_sound() -> None:
         (SHM / name).unlink(missing_ok=True)
 
 
+def test_a_store_is_kept_if_only_what_a_reader_wrote_is_spoiled() -> None:
+    with case("dead") as name:
+        with (SHM / name).open("r+b") as file:
+            file.seek(peek(SHM / name, FIELDS["readers_at"]) + 128)
+            file.write(b"\x55" * 2048)
+        (row,) = piped("gc", name, "--yes", "--json").json["segments"]
+        assert ("damaged", ["could be recovered"]) == (row["segment"]["state"], row["kept_because"])
+        with ObjectStoreWriter.recover(name) as writer:
+            assert 0 < writer.recovered
+
+
 def test_a_name_that_is_no_store_ends_the_command_and_a_living_store_is_left_out() -> None:
     with case("dead") as dead, case("live") as live:
         assert (1, True) == (piped("gc", "--yes", "--force", dead, "none").status, (SHM / dead).exists())

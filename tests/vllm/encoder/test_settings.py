@@ -143,6 +143,18 @@ def test_engines_of_another_size_share(config: Any) -> None:
     assert before == scope._digested(config)
 
 
+def test_folders_and_links_that_lead_nowhere_are_no_files_of_a_model(config: Any) -> None:
+    before = scope._digested(config)
+    folder = Path(config.model_config.model)
+    (folder / "__pycache__").mkdir()
+    (folder / "gone").symlink_to("nowhere")
+    try:
+        assert before == scope._digested(config)
+    finally:
+        (folder / "__pycache__").rmdir()
+        (folder / "gone").unlink()
+
+
 def test_a_long_name_fits(config: Any) -> None:
     set_to("model_config.model", "éé/" * 100)(config)
     assert len(scope._digested(config).encode()) <= 255 - len(" 0123456789abcdef")

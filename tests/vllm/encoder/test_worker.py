@@ -16,7 +16,7 @@ from shmstore.integrations.vllm.encoder import worker
 from shmstore.integrations.vllm.encoder.messages import Step
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.integrations.vllm.encoder.worker import KIND, WorkerSide
-from shmstore.refs import ObjectRef
+from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from tests.support import store_name
 
@@ -133,6 +133,9 @@ def test_a_consumer_does_not_store_and_stages_behind_the_first_have_nothing(make
     consumer, behind = make(stores=False), make(first_stage=False)
     consumer.save(saves(a="a/1"), "a", torch.ones(1))
     assert [None] * 3 == [consumer._writer, behind._writer, behind._reader]
+    cache: dict[str, Any] = {}
+    behind.load(Step("scope", loads={"a": trusted_ref(bytes(40))}), cache)
+    assert {} == cache
     with ObjectStoreReader.attach(name, None) as reader:
         assert not reader.has("a/1", namespace="scope")
 

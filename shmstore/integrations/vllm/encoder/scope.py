@@ -72,5 +72,5 @@ def _digested(vllm_config: Any) -> str:
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
     """Return name, size and time of each file of a model that is a folder: weights, code, and what processors do."""
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     return [(path.name, about.st_size, about.st_mtime_ns) for path in files if (about := path.stat())]

@@ -15,6 +15,7 @@ from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, Write
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import START, Settings
 from shmstore.multimodal.caches.shm_receiver import get_patiently
+from shmstore.refs import ObjectRef
 from shmstore.serde import TensorSpec
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter, Reservation
 
@@ -65,7 +66,6 @@ class WorkerSide:
     """What one worker has of the store. The stages behind the first neither encode nor load."""
 
     def __init__(self, settings: Settings, device: str, *, stores: bool) -> None:
-        self._first = get_pp_group().is_first_rank and get_tp_group().rank_in_group == 0
         self._device = device
         self._views = settings.read == "views"
         self._figures: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class WorkerSide:
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
         if get_pp_group().is_first_rank:
-            if stores and self._first:
+            if stores and get_tp_group().rank_in_group == 0:
                 self._writer = open_store(settings)
                 if self._writer is not None and device == "cuda":
                     lock_pages(self._writer)
@@ -82,14 +82,14 @@ class WorkerSide:
 
     def load(self, step: Step, cache: dict[str, Any]) -> None:
         """Put the outputs of this step into vLLM's cache; the scheduler holds them meanwhile."""
-        for identifier, ref in step.loads.items():
-            cache[identifier] = self._read(ref)
+        if self._reader is not None:
+            for identifier, ref in step.loads.items():
+                cache[identifier] = self._read(self._reader, ref)
 
-    def _read(self, ref: Any) -> Any:
-        assert self._reader is not None
+    def _read(self, reader: ObjectStoreReader, ref: ObjectRef) -> Any:
         if self._device == "cuda":
-            return get_patiently(self._reader, ref, device=self._device)
-        output = get_patiently(self._reader, ref, copy=not self._views)
+            return get_patiently(reader, ref, device=self._device)
+        output = get_patiently(reader, ref, copy=not self._views)
         return output if self._device == "cpu" else output.to(self._device)
 
     def save(self, step: Step, identifier: str, output: Any) -> None:
