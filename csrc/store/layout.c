@@ -16,7 +16,8 @@
 #include "index.h"
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
-#define FIXED_FLAGS (SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS)
+#define NODE_MASK (UINT32_MAX << SHMS_NODE_SHIFT)
+#define FIXED_FLAGS (SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | NODE_MASK)
 #define CALL_FLAGS (SHMS_EPHEMERAL | SHMS_OUTLIVES | SHMS_OWNS) /* not of the geometry */
 #define MIN_LEASES 64
 #define SMALL_STORE 1024 /* objects; the tables of a smaller store are small in any case */
@@ -73,7 +74,8 @@ static int group_ranks(shms_layout *l, const shms_options *options) {
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page) {
     if (options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
         options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
-        options->n_writers > SHMS_MAX_WRITERS || (options->flags & ~(uint32_t)(FIXED_FLAGS | CALL_FLAGS)))
+        options->n_writers > SHMS_MAX_WRITERS || (options->flags & ~(uint32_t)(FIXED_FLAGS | CALL_FLAGS)) ||
+        options->flags >> SHMS_NODE_SHIFT > SHMS_NODES)
         return SHMS_EINVAL;
     shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags & FIXED_FLAGS};
     l.n_writers = options->n_writers ? options->n_writers : 1;

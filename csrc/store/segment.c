@@ -278,14 +278,14 @@ static int create_locked(shms_segment *seg, bool owns) {
     /* The part between the tables and a data region aligned for huge pages stays a hole. */
     if (exceeds_free_space(seg->fd, control_end + data))
         return SHMS_ENOSPC;
-    if ((rc = reserve(seg->fd, l->data_at, data)) || (rc = reserve(seg->fd, 0, control_end)))
-        return rc;
     int fd = open_again(seg, SHMS_ROLE_WRITER);
     if (fd < 0)
         return fd;
     rc = map(seg, fd, SHMS_ROLE_WRITER);
     close(fd);
-    if (rc)
+    uint64_t node = l->flags >> SHMS_NODE_SHIFT;
+    if (rc || (node && (rc = shms_prefer_node(seg->all_data, seg->data_size, node - 1))) ||
+        (rc = reserve(seg->fd, l->data_at, data)) || (rc = reserve(seg->fd, 0, control_end)))
         return rc;
     /* all arenas, until it is published */
     if (mprotect(seg->control, l->readers_at, PROT_READ | PROT_WRITE) ||

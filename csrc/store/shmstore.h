@@ -85,6 +85,9 @@
 #define SHMS_OUTLIVES 32 /* of _create: SHMS_AS_RECORDED keeps the name */
 #define SHMS_OWNS 64 /* of _create: the handle has no arena; the store lives until it and all writers have ended */
 
+#define SHMS_NODE_SHIFT 16 /* bits 16 and up of the flags: 1 + the NUMA node that the data is to be on; 0: any */
+#define SHMS_NODES 1024 /* more than any kernel has */
+
 #define SHMS_AS_RECORDED -1 /* the name goes with the last writer, unless SHMS_OUTLIVES or _stay keeps it */
 #define SHMS_AS_IT_WAS -2 /* the name stays, and so does what is recorded of it */
 
@@ -106,7 +109,7 @@ typedef struct shms_options {
     uint32_t n_readers; /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
     uint32_t max_objects; /* slots; 0: from the capacity */
     uint32_t n_writers; /* arenas, each with this capacity and number of objects, 1..SHMS_MAX_WRITERS; 0: 1 */
-    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS, and those of the call */
+    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS, a node, and those of the call */
     uint32_t n_groups; /* of ranks; 0: one group of all */
     uint16_t group_sizes[SHMS_MAX_GROUPS]; /* each at least 1; together n_readers: the first ranks are group 0 */
 } shms_options;
@@ -240,6 +243,8 @@ void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
 uint64_t shms_space_needed(const shms_options *options); /* bytes that _create reserves; 0: options out of range */
 int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
+/* May this process have memory on that node, below SHMS_NODES? SHMS_ESYS, with EINVAL: there is no such node. */
+int shms_node_check(uint32_t node);
 /* Watches /dev/shm, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
  * _watch_close must follow all the same. */
 int shms_watch(int *out);

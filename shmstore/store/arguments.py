@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shmstore.bindings import store as native
-from shmstore.bindings.inspect import FLAGS
+from shmstore.bindings.inspect import FLAGS, node_flag
 from shmstore.errors import StoreClosedError, shown
 from shmstore.namespaces import packed_text, prefix_of
 from shmstore.refs import ObjectRef, StoreHandle
@@ -73,7 +73,13 @@ def checked_name(name: Any) -> str:
 
 
 def store_options(
-    sizes: tuple[Any, Any, Any], n_readers: Any, groups: Any, n_writers: Any, eviction: Any, flags: Mapping[str, Any]
+    sizes: tuple[Any, Any, Any],
+    n_readers: Any,
+    groups: Any,
+    n_writers: Any,
+    eviction: Any,
+    flags: Mapping[str, Any],
+    numa_node: Any,
 ) -> native.Options:
     """Return the options of `create` and `open`, checked and rounded; `sizes` are capacity, object size and objects."""
     capacity, max_object_size, max_objects = sizes
@@ -85,6 +91,10 @@ def store_options(
         raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")
     check_bools(**flags)
     bits = sum(FLAGS[name] for name, on in flags.items() if on) | (eviction == "fifo") * FLAGS["fifo"]
+    if numa_node is not None:
+        node = int_of("numa_node", numa_node, 0, native.MAX_NODE)
+        native.check_node(node)
+        bits |= node_flag(node)
     ranks = _checked_groups(groups, n_readers)
     writers = int_of("n_writers", n_writers, 1, native.MAX_WRITERS)
     try:

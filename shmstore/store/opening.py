@@ -78,6 +78,7 @@ class Openable(Closable):
         eviction: Literal["clock", "fifo"] = "clock",
         prefault: bool = False,
         huge_pages: bool = False,
+        numa_node: int | None = None,
         checksums: bool = False,
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
@@ -100,17 +101,18 @@ class Openable(Closable):
         "clock" spares objects used since they were last considered; "fifo" spares none.
 
         `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
-        for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at its commit, for
-        `shmstore verify`.
+        for 2 MiB pages, as far as there are any. `numa_node` puts the data of all arenas on that node, whichever
+        process takes them; what the node has no room for is on the next one. `checksums` computes a CRC-32C of each
+        object at its commit, for `shmstore verify`.
 
         `quotas` limits kinds of objects, each to a fraction of the capacity (a float) or to a number of bytes (an int).
         A put of a kind that has filled its quota evicts objects of its own kind. Raises StoreExistsError,
-        StoreSpaceError if /dev/shm is too small, SharedMemoryError if it cannot be used, and ValueError for numbers out
-        of range.
+        StoreSpaceError if /dev/shm is too small, SharedMemoryError if it cannot be used or there is no such node, and
+        ValueError for numbers out of range.
         """
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
-        options = store_options(sizes, n_readers, groups, n_writers, eviction, flags)
+        options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
         check_bools(writes=writes)
         chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
@@ -273,6 +275,7 @@ class Openable(Closable):
         eviction: Literal["clock", "fifo"] = "clock",
         prefault: bool = False,
         huge_pages: bool = False,
+        numa_node: int | None = None,
         checksums: bool = False,
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
@@ -303,7 +306,7 @@ class Openable(Closable):
         """
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
-        options = store_options(sizes, n_readers, groups, n_writers, eviction, flags)
+        options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
         check_bools(keep=keep, keep_leases=keep_leases)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Final, Literal
 
 from shmstore.bindings import store as native
-from shmstore.bindings.inspect import FLAGS, Inspector
+from shmstore.bindings.inspect import FLAGS, Inspector, node_of
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
@@ -157,6 +157,8 @@ def differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
         if (facts["flags"] ^ asked.flags) & bit and flag != "prefault":
             has = bool(facts["flags"] & bit)
             differ.append(f"eviction is {'fifo' if has else 'clock'}" if flag == "fifo" else f"{flag} is {has}")
+    if (has_node := node_of(facts["flags"])) != (node := node_of(asked.flags)):
+        differ.append(f"numa_node is {has_node}, not {node}")
     return differ
 
 

@@ -54,11 +54,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 CONTRACT: dict[Callable[..., Any], str] = {
     ObjectStoreWriter.create: "(name=None, *, capacity, n_readers, groups=None, n_writers=1, writes=True, "
-    "max_object_size=None, max_objects=None, eviction='clock', prefault=False, huge_pages=False, checksums=False, "
-    "quotas=None, serde=None)",
+    "max_object_size=None, max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, "
+    "checksums=False, quotas=None, serde=None)",
     ObjectStoreWriter.open: "(name, *, capacity, n_readers, groups=None, n_writers=1, max_object_size=None, "
-    "max_objects=None, eviction='clock', prefault=False, huge_pages=False, checksums=False, quotas=None, serde=None, "
-    "on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0)",
+    "max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, checksums=False, "
+    "quotas=None, serde=None, on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0)",
     ObjectStoreWriter.recover: "(name, *, quotas=None, serde=None, allow_uid=None)",
     ObjectStoreWriter.join: "(store, index=None, *, keep_leases=False, quotas=None, serde=None, allow_uid=None)",
     ObjectStoreWriter.put: "(self, key, value, *, hold=False, group=None, kind=None, namespace=None, timeout=0.0, "

@@ -24,6 +24,7 @@ from shmstore import (
 from shmstore.bindings import inspect as native
 from shmstore.files import classify
 from tests.layout import FIELDS
+from tests.store.test_numa import needs_nodes
 from tests.store.test_segments import FOREIGN, put_word
 from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, segments, store_name
 
@@ -111,6 +112,7 @@ def test_options_are_compared_as_rounded(stores: Stores, name: str) -> None:
         ("eviction", "fifo", ("eviction", "clock")),
         ("huge_pages", True, ("huge_pages", "False")),
         ("checksums", True, ("checksums", "False")),
+        pytest.param("numa_node", 0, ("numa_node", "None", "0"), marks=needs_nodes),
     ],
 )
 def test_a_store_of_other_options_is_replaced_or_named(
