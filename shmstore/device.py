@@ -6,7 +6,9 @@ the source is dropped after the event has come: at the next call here, or when a
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from shmstore.errors import DeviceError, shown
@@ -15,6 +17,8 @@ from shmstore.serde.tensors import load_torch
 if TYPE_CHECKING:
     import torch
 
+_PIECE = 1 << 30
+"""Bytes that a call locks at most: one for 100 GiB fails on some hosts, and other processes wait for it meanwhile."""
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: the device needs it for pages that this process may not write
 
 
@@ -62,7 +66,9 @@ def upload(source: "torch.Tensor", device: "torch.device", stream: Any = None) -
     _in_flight.add(copy)  # before the copy begins, so that an interrupt leaves the source alive
     try:
         with cuda.device(device), nullcontext() if stream is None else cuda.stream(stream):
-            there = _to(source, device)
+            there = _empty(source, device)
+            for one, place in _cut(source, there, source):
+                _copy(one, place)
             event = cuda.Event()
             event.record()
             copy.event = event
@@ -73,8 +79,34 @@ def upload(source: "torch.Tensor", device: "torch.device", stream: Any = None) -
         raise
 
 
-def _to(source: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
-    return source.to(device, non_blocking=True)
+def _empty(source: "torch.Tensor", device: "torch.device") -> "torch.Tensor":  # tests have stand-ins for both
+    there: torch.Tensor = load_torch().empty_like(source, device=device)
+    return there
+
+
+def _copy(source: "torch.Tensor", place: "torch.Tensor") -> None:
+    place.copy_(source, non_blocking=True)
+
+
+def _pieces(start: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Yield where each piece that a call locks starts and ends: at an address that is a multiple of `_PIECE`."""
+    end = start + nbytes
+    while start < end:
+        stop = min(end, (start // _PIECE + 1) * _PIECE)
+        yield start, stop
+        start = stop
+
+
+def _cut(
+    source: "torch.Tensor", place: "torch.Tensor", host: "torch.Tensor"
+) -> "list[tuple[torch.Tensor, torch.Tensor]]":
+    """Return the copies to make: CUDA refuses one that crosses from a piece of locked host memory into the next."""
+    start = host.data_ptr()
+    ends = [(stop - start) // host.element_size() for _, stop in _pieces(start, host.nbytes)]
+    if len(ends) < 2 or not host.is_contiguous():  # else torch copies through memory of its own
+        return [(source, place)]
+    flat, there = source.expand_as(place).reshape(-1), place.view(-1)
+    return [(flat[a:b], there[a:b]) for a, b in pairwise([0, *ends])]
 
 
 def download(source: "torch.Tensor", place: "torch.Tensor") -> Any:
@@ -84,14 +116,11 @@ def download(source: "torch.Tensor", place: "torch.Tensor") -> Any:
     """
     cuda = _cuda()
     with cuda.device(source.device):
-        _from(source, place)
+        for one, there in _cut(source, place, place):
+            _copy(one, there)
         event = cuda.Event()
         event.record()
         return event
-
-
-def _from(source: "torch.Tensor", place: "torch.Tensor") -> None:
-    place.copy_(source, non_blocking=True)
 
 
 def release_done() -> None:
@@ -117,29 +146,38 @@ class HostMemory:
 
     def __init__(self, address: int, nbytes: int, owner: Any, *, writes: bool = False) -> None:
         self._owner = owner
-        self._address = 0
+        self._locked: list[int] = []
         self._pid = os.getpid()
         self.nbytes = nbytes
         require_cuda()
-        self._cudart = cudart = _cuda().cudart()
+        self._cudart = _cuda().cudart()
+        try:
+            for start, stop in _pieces(address, nbytes):
+                self._lock(start, stop - start, (0,) if writes else (_READ_ONLY, 0))
+        except BaseException:  # also an interrupt: all of them may take minutes
+            self.close()
+            raise
+
+    def _lock(self, address: int, nbytes: int, choices: tuple[int, ...]) -> None:
         codes = []
-        for flags in (0,) if writes else (_READ_ONLY, 0):  # a device that does not know the flag may not need it
-            code = int(cudart.cudaHostRegister(address, nbytes, flags))
+        for flags in choices:  # a device that does not know the flag may not need it
+            code = int(self._cudart.cudaHostRegister(address, nbytes, flags))
             if code == 0:
-                self._address = address
+                self._locked.append(address)
                 return
             codes.append(f"{code} {'read-only' if flags else 'without flags'}")
         raise DeviceError(
-            f"cudaHostRegister of {nbytes} bytes failed: {', '.join(codes)}",
+            f"cudaHostRegister of {nbytes} of {self.nbytes} bytes failed: {', '.join(codes)}",
             hint="check `ulimit -l` and the container's memory limit, or go on without it: copies are slower then",
         )
 
     def close(self) -> None:
         """Wait for the copies, and unlock the pages; idempotent."""
-        address, self._address = self._address, 0
-        if address and self._pid == os.getpid():
+        locked, self._locked = self._locked, []
+        if locked and self._pid == os.getpid():
             finish()
-            self._cudart.cudaHostUnregister(address)
+            for address in locked:
+                self._cudart.cudaHostUnregister(address)
 
     def __del__(self) -> None:
         self.close()

@@ -45,6 +45,7 @@ class Cuda:
         self.registered: list[tuple[int, int, int]] = []
         self.unregistered: list[int] = []
         self.refused: tuple[int, ...] = ()
+        self.room = 1000  # how many pieces it registers
         self.streams: list[Any] = []
 
     def is_available(self) -> bool:
@@ -63,10 +64,16 @@ class Cuda:
     def synchronize(self) -> None:
         self.run()
 
-    def copy(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
-        there = torch.full_like(source, 99)
-        self.waiting.append((there, source.data_ptr(), source.numel() * source.element_size()))
-        return there
+    def empty(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return torch.full_like(source, 99)
+
+    def copy(self, source: torch.Tensor, place: torch.Tensor) -> None:
+        for start, nbytes in ((one.data_ptr(), one.nbytes) for one in (source, place)):
+            inside = {start < at + size and at < start + nbytes for at, size, _ in self.registered}
+            whole = any(at <= start and start + nbytes <= at + size for at, size, _ in self.registered)
+            if True in inside and not whole:
+                raise RuntimeError("CUDA error: invalid argument")
+        self.waiting.append((place, source.data_ptr(), source.nbytes))
 
     def run(self) -> None:
         for there, address, nbytes in self.waiting:
@@ -79,6 +86,8 @@ class Cuda:
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
         if flags in self.refused:
             return 801
+        if len(self.registered) == self.room:
+            return 2
         self.registered.append((address, nbytes, flags))
         return 0
 
@@ -91,7 +100,8 @@ class Cuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     stand_in = Cuda()
     monkeypatch.setattr(module, "_cuda", lambda: stand_in)
-    monkeypatch.setattr(module, "_to", stand_in.copy)
+    monkeypatch.setattr(module, "_empty", stand_in.empty)
+    monkeypatch.setattr(module, "_copy", stand_in.copy)
     yield stand_in
     module.finish()
 
@@ -199,10 +209,12 @@ def test_a_writer_locks_its_arena_and_a_copy_from_the_device_fills_what_it_has_b
     assert 64 * KIB == writer.register_host_memory() == writer.register_host_memory()
     assert [(64 * KIB, 0)] == [(nbytes, flags) for _, nbytes, flags in cuda.registered]  # the device writes to it
     begun = writer.begin("a", torch.zeros(4))
-    event = module.download(torch.arange(4.0), begun.value)
-    assert event.query()
+    there = torch.arange(4.0)
+    event = module.download(there, begun.value)
+    assert not event.query()
+    event.synchronize()
     begun.commit()
-    assert torch.equal(torch.arange(4.0), reader.get(writer.get_cached("a")))
+    assert torch.equal(there, reader.get(writer.get_cached("a")))
     writer.close()
     assert [address for address, _, _ in cuda.registered] == cuda.unregistered
     cuda.refused = (0,)
@@ -211,6 +223,69 @@ def test_a_writer_locks_its_arena_and_a_copy_from_the_device_fills_what_it_has_b
         pytest.raises(DeviceError, match="801 without flags"),
     ):
         another.register_host_memory()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
+    assert module._PIECE == 1 << 30
+    monkeypatch.setattr(module, "_PIECE", 16 * KIB)
+    return 16 * KIB
+
+
+def test_pages_are_locked_in_pieces_that_end_at_multiples_of_their_size(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda, small_pieces: int
+) -> None:
+    for one in (writer, reader):
+        cuda.registered, cuda.unregistered = [], []
+        assert 64 * KIB == one.register_host_memory()
+        starts = [start for start, _, _ in cuda.registered]
+        ends = [start + nbytes for start, nbytes, _ in cuda.registered]
+        assert starts[1:] == ends[:-1]
+        assert 64 * KIB == ends[-1] - starts[0]
+        assert all(end % small_pieces == 0 for end in ends[:-1])
+        assert all(nbytes <= small_pieces for _, nbytes, _ in cuda.registered)
+        one.close()
+        assert starts == sorted(cuda.unregistered)
+
+
+def test_what_was_locked_is_unlocked_if_a_later_piece_is_refused(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda, small_pieces: int
+) -> None:
+    for one in (writer, reader):
+        cuda.registered, cuda.unregistered, cuda.room = [], [], 2
+        with raises(DeviceError, names=["2", str(small_pieces), str(64 * KIB)]):
+            one.register_host_memory()
+        assert [address for address, _, _ in cuda.registered] == sorted(cuda.unregistered)
+        assert 2 == len(cuda.registered)
+        cuda.room = 1000
+        assert 64 * KIB == one.register_host_memory()
+
+
+def test_no_copy_crosses_from_one_locked_piece_into_the_next(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda, small_pieces: int
+) -> None:
+    value = torch.arange(10 * KIB, dtype=torch.int32).reshape(10, KIB)
+    for one in (writer, reader):
+        one.register_host_memory()
+    begun = writer.begin("a", value)
+    event = module.download(value, begun.value)
+    assert len(cuda.waiting) > 2
+    event.synchronize()
+    begun.commit()
+    found = reader.get(writer.get_cached("a"), device=GPU)
+    assert len(cuda.waiting) > 2
+    views = MultiModalKwargsItems.from_seq([reader.get(writer.put("b", item(20 * KIB, 5)))]).get_data(device=GPU)
+    cuda.run()
+    assert torch.equal(value, found)
+    assert torch.full((1, 20 * KIB), 5, dtype=torch.uint8).equal(views["pixels"])
+
+
+def test_a_copy_of_rows_that_are_apart_is_one(cuda: Cuda, small_pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, place = torch.ones(10), torch.zeros(8 * KIB, 2)[:, 0]  # torch makes it through memory of its own
+    copies: list[Any] = []
+    monkeypatch.setattr(module, "_copy", lambda *both: copies.append(both))
+    module.download(source, place)
+    assert [(source, place)] == copies
 
 
 def closed(writer: ObjectStoreWriter) -> ObjectStoreReader:

@@ -119,15 +119,15 @@ def forbid(call: int) -> None:
     assert 0 == libc.prctl(38, 1, 0, 0, 0) == libc.prctl(22, 2, program, 0, 0), ctypes.get_errno()
 
 
-def in_a_container() -> tuple[str, str, int | None]:
+def in_a_container(store: Any) -> tuple[str, str, int | None]:
     forbid(MBIND[platform.machine()])
     with pytest.raises(SharedMemoryError) as caught:
         ObjectStoreWriter.create(store_name(), **OPTIONS, numa_node=0)
-    with ObjectStoreWriter.create(store_name(), **OPTIONS) as writer:
-        use(writer)
+    assert {"prefer:0"} == {found["policy"] for found in join_and_use(store)}
     return str(caught.value), caught.value.hint, caught.value.errno
 
 
-def test_a_container_that_may_choose_no_node_is_told_what_it_lacks() -> None:
-    said, hint, number = in_child(in_a_container)
+@needs_nodes
+def test_a_container_that_may_choose_no_node_is_told_what_it_lacks_and_may_join(stores: Stores) -> None:
+    said, hint, number = in_child(in_a_container, stores.create(**OPTIONS, numa_node=0).handle)
     assert ("mbind" in said, "SYS_NICE" in hint, errno.EPERM) == (True, True, number)

@@ -180,7 +180,7 @@ def test_a_copy_from_a_device_is_stored_when_it_is_done_though_no_step_follows(
 ) -> None:
     gpu = Gpu()
     monkeypatch.setattr(device, "_cuda", lambda: gpu)
-    monkeypatch.setattr(device, "_from", lambda source, place: gpu.copies.append(lambda: place.copy_(source.real)))
+    monkeypatch.setattr(device, "_copy", lambda source, place: gpu.copies.append(lambda: place.copy_(source.real)))
     one = make(device="cuda")
     assert [(writer(one).stats().capacity, 0)] == gpu.locked
     real = torch.arange(4.0)
