@@ -11,7 +11,8 @@ TABLE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Bud
 
 
 def sources(*folders: str) -> Iterable[Path]:
-    return (path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".c", ".h"))
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.suffix in (".py", ".c", ".h"))
+    return (path for path in found if path.parent.name != "include")  # what the build has copied
 
 
 def pages() -> Iterable[Path]:

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILT = ("__pycache__", "*.egg-info", "*.so", "_shmstore.c", "build", "dist", "site")
+BUILT = ("__pycache__", "*.egg-info", "*.so", "_shmstore.c", "include", "lib", "build", "dist", "site")
 BUILD_SDIST = "import setuptools.build_meta as build; build.build_sdist('../dist')"
 PROGRAM = """
 import shmstore, shmstore.bindings._shmstore as extension
@@ -24,7 +24,9 @@ print(shmstore.__file__, extension.__file__, sep="\\n")
 
 def run(*command: str | Path, folder: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout
 
@@ -33,7 +35,7 @@ def sources(package: Path) -> set[Path]:
     return {path.relative_to(package) for path in package.rglob("*.py*") if path.suffix != ".pyc"}
 
 
-def test_the_sdist_builds_a_wheel_that_works_where_there_is_no_checkout(tmp_path: Path) -> None:
+def test_the_sdist_builds_a_wheel_that_works_where_there_is_no_checkout(tmp_path: Path, name: str) -> None:
     """This is what `pip install` of an sdist does; the extension, which takes most of the time, is compiled once."""
     clone, environment, elsewhere = (tmp_path / name for name in ("clone", "environment", "elsewhere"))
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", *BUILT))
@@ -58,6 +60,11 @@ def test_the_sdist_builds_a_wheel_that_works_where_there_is_no_checkout(tmp_path
     package, extension = map(Path, run(python, "-I", "-c", PROGRAM, folder=elsewhere).splitlines())
     assert (installed, installed / "bindings") == (package.parent, extension.parent)
     assert sources(ROOT / "shmstore") == sources(installed)
+
+    flags = run(python, "-I", "-m", "shmstore.config", "--cflags", "--libs", folder=elsewhere).split()
+    assert f"-L{installed / 'lib'}" in flags
+    run("cc", ROOT / "examples" / "c" / "producer.c", *flags, "-o", "producer", folder=elsewhere)
+    run(elsewhere / "producer", name, folder=elsewhere)
 
 
 def test_a_checkout_that_is_not_built_says_how_to_go_on(tmp_path: Path) -> None:

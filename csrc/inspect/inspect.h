@@ -26,7 +26,7 @@
 #ifndef SHMS_INSPECT_H
 #define SHMS_INSPECT_H
 
-#include "store/shmstore.h"
+#include "store/core.h"
 
 /* cdef: begin */
 #define SHMS_INSPECT_TRIES 200

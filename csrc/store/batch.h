@@ -15,7 +15,7 @@
 #ifndef SHMS_BATCH_H
 #define SHMS_BATCH_H
 
-#include "shmstore.h"
+#include "core.h"
 
 /* cdef: begin */
 typedef struct shms_batch_item {

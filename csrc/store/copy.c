@@ -9,7 +9,7 @@
  * `make copy-threshold` found the threshold (x86-64): from there on the copy is faster, and copy plus read is not
  * slower. Other architectures, and processors without AVX, use memcpy.
  */
-#include "shmstore.h"
+#include "core.h"
 
 #include <string.h>
 

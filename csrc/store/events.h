@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "shmstore.h"
+#include "core.h"
 
 typedef struct shms_event_cell {
     uint64_t id;

@@ -56,7 +56,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "shmstore.h"
+#include "core.h"
 
 #define SHMS_LAYOUT_VERSION 14u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */

@@ -493,6 +493,8 @@ int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
     static const shms_expected any = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID};
     const shms_expected *e = expected ? expected : &any;
     struct stat st;
+    if (!shms_is_unused(e->reserved))
+        return SHMS_EINVAL;
     if (fstat(seg->fd, &st))
         return SHMS_ESYS;
     if (e->allow_uid == SHMS_OWN_UID ? st.st_uid != geteuid() || st.st_mode & 077 : st.st_uid != e->allow_uid)

@@ -10,7 +10,7 @@
 #include <sys/inotify.h>
 #include <unistd.h>
 
-#include "shmstore.h"
+#include "core.h"
 
 int shms_watch(int *out) {
     *out = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);

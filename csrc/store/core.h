@@ -1,0 +1,196 @@
+/*
+ * core.h - what the core offers beside shmstore.h: to its own files, and to Python, which is built together with it.
+ */
+#ifndef SHMS_CORE_H
+#define SHMS_CORE_H
+
+#include "shmstore.h"
+
+/* Has the caller asked for nothing that only a later version knows? */
+static inline int shms_is_unused(const uint64_t reserved[4]) {
+    return !(reserved[0] | reserved[1] | reserved[2] | reserved[3]);
+}
+
+/* cdef: begin */
+#define SHMS_KINDS 16 /* kinds of objects; number 0 is for those without one */
+#define SHMS_MAX_EXTRA 0xffffff /* extra bytes of an object, which only the writer reads */
+
+#define SHMS_EVENT_PUT 1 /* committed */
+#define SHMS_EVENT_EVICTED 2
+#define SHMS_EVENT_DELETED 3
+#define SHMS_MIN_LOG 131072 /* bytes of a log of events: room for a key of any length */
+
+/* A reference, unpacked; ref.h has the 40 bytes. A reader trusts no field, and compares each with the slot table. */
+typedef struct shms_ref {
+    uint32_t store; /* which store: the superblock's random number */
+    uint32_t slot;
+    uint32_t entry; /* of the lease table */
+    uint64_t address; /* the object's offset in the data region */
+    uint64_t id; /* monotonic, never reused */
+    uint64_t lease; /* number of the hand-out; never reused */
+    uint64_t tag; /* keyed hash of the other fields; its key is the store's and the object's secret */
+} shms_ref;
+
+/* Space that is being written, between shms_batch_begin and shms_batch_commit or _undo. */
+typedef struct shms_ticket {
+    char *payload;
+    uint64_t payload_size;
+    uint64_t id;
+    uint32_t slot;
+    uint32_t entry;
+} shms_ticket;
+
+/* Bytes of the caller's, and where in the payload they go. If size is not 0, address is not 0. */
+typedef struct shms_piece {
+    uint64_t offset;
+    uint64_t size;
+    uint64_t address;
+} shms_piece;
+
+/* What a writer has had of a tier beyond its host. Its process counts that, and the segment shows it. */
+typedef struct shms_tier_figures {
+    uint64_t there; /* 1: the writer has, or had, a tier; 0: it has not, and the others are 0, too */
+    uint64_t hits, hit_bytes, misses, declined, damaged, errors, skipped;
+    uint64_t published, published_bytes, refused, dropped, queued, saved_ns;
+    uint64_t open; /* 1: the circuit is open: the tier has failed, and is not asked for now */
+} shms_tier_figures;
+
+/* What a writer has counted since its store was created. Each field is a word of its table, in this order, and a field
+ * of WriterCounters in shmstore/store/stats.py. A new one needs nothing else; the table has room for 24. */
+typedef struct shms_counters {
+    uint64_t puts, put_bytes, hits, misses; /* put_bytes: payload; hits and misses: of shms_batch_hit */
+    uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
+    /* puts that would have been hits with that much capacity; see ghosts.h */
+    uint64_t more_hits_at_4x, more_hits_at_2x, more_hits_at_1_5x;
+    uint64_t adopted; /* hits on objects of other writers */
+} shms_counters;
+
+/* What the processes of a rank have counted; ReaderCounters in shmstore/store/stats.py. The table has room for 7. */
+typedef struct shms_reader_counters {
+    uint64_t gets, stale, released; /* references read and refused; leases released without a get */
+} shms_reader_counters;
+
+typedef struct shms_stats {
+    uint64_t capacity, max_object_size, max_objects, n_readers;
+    uint64_t objects, used_bytes; /* live objects; ring bytes of these and of unfinished puts */
+    uint64_t next_id, next_lease, open_leases, max_leases;
+    uint64_t control_bytes, heap_bytes; /* bookkeeping in the segment and in the writer's own memory */
+    shms_counters counters;
+    shms_tier_figures tier;
+} shms_stats;
+
+/* The bytes of a stored object. */
+typedef struct shms_stored {
+    const char *meta, *payload, *extra;
+    uint64_t payload_size;
+    uint32_t meta_len, extra_len;
+} shms_stored;
+
+/* The head of an event; the key's bytes follow it. */
+typedef struct shms_event {
+    uint64_t id; /* of the object */
+    uint32_t kind; /* SHMS_EVENT_* */
+    uint32_t key_len;
+} shms_event;
+
+/* A kind of objects, as in the writer table. */
+typedef struct shms_kind_info {
+    uint64_t name[3]; /* UTF-8, padded with zeros; all 0: no name */
+    uint64_t bytes, objects, quota; /* of the data region and of slots, with unfinished puts; quota 0: no limit */
+} shms_kind_info;
+
+/* What a refusal (SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE, SHMS_EQUOTA) has found, in bytes of the data region. For
+ * SHMS_EQUOTA, `kept` and what is held are about objects of the kind only. */
+typedef struct shms_refusal {
+    uint64_t capacity, used_bytes, max_objects, max_leases; /* as in shms_stats */
+    uint64_t reclaimable; /* of objects that nobody holds */
+    uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room. After
+                         SHMS_EQUOTA: the longest object for which its kind would have had it */
+    uint64_t kept; /* of objects that only this writer holds: protected, or unfinished */
+    uint64_t kind, quota, kind_bytes; /* SHMS_EQUOTA: the kind, its quota, and what it has of that; else 0 */
+    uint64_t held[SHMS_MAX_READERS]; /* by rank: pinned, or promised and not yet read */
+    uint64_t held_by_writer[SHMS_MAX_WRITERS]; /* by other writers: leased, or being leased */
+    uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 if it has never attached */
+} shms_refusal;
+
+typedef struct shms_reader_stats {
+    uint64_t live_views;
+    shms_reader_counters counters;
+} shms_reader_stats;
+
+/* ---- values ---- */
+
+void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
+void shms_ref_pack(uint8_t *out, const shms_ref *ref);
+void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
+int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
+/* May this process have memory on that node, below SHMS_NODES? SHMS_ESYS, with EINVAL: there is no such node. */
+int shms_node_check(uint32_t node);
+/* Watches /dev/shm, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
+ * _watch_close must follow all the same. */
+int shms_watch(int *out);
+void shms_watch_close(int *watch); /* idempotent; *watch may be -1 */
+/* 1: since the last call a file of that name came, or the creation of a store ended; 0; or SHMS_ESYS. Never waits. */
+int shms_watch_read(int watch, const char *name);
+
+/* ---- the writer ---- */
+
+/* Records that the name is no longer ephemeral, and if `beyond_close`, that SHMS_AS_RECORDED keeps it. For a caller that
+ * has taken the store over by its name, when nothing else can fail. */
+int shms_writer_stay(shms_writer *w, int beyond_close);
+/* The same for the variable that has the handle, so that an owner can exist before the handle does. */
+void shms_writer_drop(shms_writer **w);
+/* Its part of the data region: the address, or 0 for NULL; place[0] is its size, and place[1] its offset in the file. */
+uint64_t shms_writer_data(const shms_writer *w, uint64_t *place);
+/* The options, as rounded; the number of its arena (SHMS_MAX_WRITERS: none), and the arenas that _join has passed by, one bit each. Returns the
+ * store's number, or 0 for NULL. */
+uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place);
+
+/* Copies the extra bytes of the object of `ref`. *size is the room, and is set to the bytes needed. SHMS_ESTALE: it has
+ * been evicted. */
+int shms_writer_extra(shms_writer *w, const uint8_t *ref, uint8_t *out, uint64_t *size);
+/* The bytes of this writer's own object of a key that is protected: they stay until _unprotect. */
+int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out);
+/* 1: the object of `ref` is here, and has this key if `key` is not NULL; 0; or an error. */
+int shms_writer_validate(shms_writer *w, const uint8_t *ref, const char *key, uint32_t key_len);
+/* The number of the kind of that name (1 to 23 bytes without a 0), from 1 on; 0: all numbers have other names. */
+int shms_writer_kind(shms_writer *w, const char *name, uint32_t len);
+/* Sets how many bytes objects of a kind may take; 0: no limit. */
+int shms_writer_quota(shms_writer *w, uint32_t kind, uint64_t quota);
+int shms_writer_kinds(shms_writer *w, shms_kind_info *out); /* SHMS_KINDS records, by number */
+/* Replaces the figures that this writer shows of its tier. A successor starts without any. */
+int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures);
+/* Tells all writers of the store not to use what a tier got up to this moment; it holds for successors, too. */
+int shms_writer_clear_tier(shms_writer *w, uint64_t moment);
+/* Sets *out to the last moment that a writer of the store has told; 0: none. */
+int shms_writer_tier_cleared(shms_writer *w, uint64_t *out);
+int shms_writer_stats(shms_writer *w, shms_stats *out);
+/* Records events from now on, in a log of `bytes` bytes (at least SHMS_MIN_LOG), which drops the oldest ones. Keeps a
+ * log that is there. With 0, stops and forgets it. Returns the position behind the last event, or an error. */
+int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes);
+/* Copies events from position `from` on; size[0] is the room, and is set to the bytes used, or to those that one event
+ * needs. Sets size[1] to the position behind them, and size[2] to the first position that the log has: if it is above
+ * `from`, the events between are lost and nothing is copied. SHMS_EINVAL: no event has had that position. */
+int shms_writer_events(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
+/* Copies each stored object whose key begins with `prefix` as a put, in order of age. size[0] is the room, and is set to
+ * the bytes needed. Sets size[1] to the position of the events at which they hold. */
+int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
+int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
+
+/* ---- a reader ---- */
+
+int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
+uint64_t shms_reader_store(const shms_reader *r); /* the store's number, or 0 for NULL */
+uint64_t shms_reader_writer_epoch(const shms_reader *r); /* 1 + number of takeovers; 0 for NULL */
+/* The writer's epoch, if it has grown since the last call or the attachment; else 0. Each epoch comes once. */
+uint64_t shms_reader_took_over(shms_reader *r);
+int shms_reader_named(const shms_reader *r); /* 1: the name still names this store; 0: it was removed */
+/* An arena's data: its address, and its size; 0 if it has never been taken. Address 0: no such arena, or a closed reader. */
+uint64_t shms_reader_data(const shms_reader *r, uint32_t arena, uint64_t *size);
+uint64_t shms_reader_pid(const char *name,
+                         uint32_t rank); /* process that last attached as `rank`; 0: none, or no store */
+void shms_reader_drop(shms_reader **r); /* like shms_writer_drop */
+void shms_view_drop(shms_view **v); /* likewise */
+/* cdef: end */
+
+#endif

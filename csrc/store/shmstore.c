@@ -1,0 +1,134 @@
+/* shmstore.c - what shmstore.h offers to programs in C alone. */
+#include "shmstore.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "batch.h"
+
+struct shms_unborn {
+    shms_writer *w;
+    shms_batch batch;
+};
+
+const char *shms_version(void) { return SHMSTORE_VERSION; }
+
+const char *shms_strerror(int code) {
+    static const char *const what[] = {
+        [-SHMS_OK] = "done",
+        [-SHMS_EINVAL] = "an argument is out of range",
+        [-SHMS_ENOMEM] = "this process is out of memory",
+        [-SHMS_ESYS] = "a system call failed, and errno says how",
+        [-SHMS_ENOSPC] = "/dev/shm has no room for a store of that size",
+        [-SHMS_EFULL] = "the store is full of objects that readers hold",
+        [-SHMS_ETOOLARGE] = "the object is larger than the store allows",
+        [-SHMS_EEXISTS] = "the key is already in the store",
+        [-SHMS_ENOTFOUND] = "the key is not in the store",
+        [-SHMS_ESTALE] = "the reference names no object of this store",
+        [-SHMS_ENOSTORE] = "there is no store of that name",
+        [-SHMS_ESTOREEXISTS] = "a store of that name exists",
+        [-SHMS_EWRITERACTIVE] = "the store's writer is alive",
+        [-SHMS_ERANKINUSE] = "another reader has this rank",
+        [-SHMS_ELAYOUT] = "the file is no store of this version",
+        [-SHMS_ECORRUPT] = "the store's tables contradict each other",
+        [-SHMS_ECLOSED] = "the handle is closed",
+        [-SHMS_EFORKED] = "the handle belongs to the parent process",
+        [-SHMS_EOTHERSTORE] = "the name is now another store's",
+        [-SHMS_ENOSLOT] = "every slot has an object that readers hold",
+        [-SHMS_ENOLEASE] = "every lease is open",
+        [-SHMS_ECREATING] = "the store is still being created",
+        [-SHMS_EFOREIGN] = "the store is another user's, or open to others",
+        [-SHMS_ERANKS] = "the store has another number of ranks",
+        [-SHMS_ESPARSE] = "parts of the store's file are missing",
+        [-SHMS_EOPTIONS] = "the store has other options",
+        [-SHMS_EQUOTA] = "the quota of the kind is full of objects that readers hold",
+        [-SHMS_EBUSY] = "the object is promised, but its writer was stopped",
+        [-SHMS_ENOARENA] = "the handle has no arena",
+    };
+    return code <= 0 && code > -(int)(sizeof what / sizeof *what) ? what[-code] : "an unknown code";
+}
+
+static int begin(shms_writer *w, shms_batch *b, const shms_object *o) {
+    if (!shms_is_unused(o->reserved))
+        return SHMS_EINVAL;
+    return shms_batch_begin(w, b, o->key, o->key_len, o->meta, o->meta_len, NULL, 0, o->payload_size, 0, 1);
+}
+
+/* Undoes what has failed, and frees the memory of the batch. */
+static int end(shms_writer *w, shms_batch *b, int rc, uint8_t *ref) {
+    if (rc == SHMS_OK) {
+        memcpy(ref, b->ref, SHMS_REF_SIZE);
+        b->keep = 1;
+    }
+    shms_batch_drop(w, b);
+    return rc;
+}
+
+int shms_writer_put(shms_writer *w, const shms_object *object, const void *payload, uint8_t *ref) {
+    shms_batch b = {0};
+    shms_piece all = {0, object->payload_size, (uintptr_t)payload};
+    int rc = begin(w, &b, object);
+    if (rc == SHMS_OK && (rc = shms_batch_copy(w, &b, &all, all.size != 0)) == SHMS_OK)
+        rc = shms_batch_commit(w, &b, 0, 0);
+    return end(w, &b, rc, ref);
+}
+
+int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_unborn **out) {
+    shms_unborn *u = calloc(1, sizeof *u);
+    if (!u)
+        return SHMS_ENOMEM;
+    u->w = w;
+    int rc = begin(w, &u->batch, object);
+    if (rc) {
+        shms_unborn_abort(u);
+        return rc;
+    }
+    *payload = u->batch.ticket.payload;
+    *out = u;
+    return SHMS_OK;
+}
+
+int shms_unborn_commit(shms_unborn *u, uint8_t *ref) {
+    int rc = end(u->w, &u->batch, shms_batch_commit(u->w, &u->batch, 0, 0), ref);
+    free(u);
+    return rc;
+}
+
+void shms_unborn_abort(shms_unborn *u) {
+    if (u)
+        shms_batch_drop(u->w, &u->batch);
+    free(u);
+}
+
+int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *ref) {
+    shms_batch b = {0};
+    return end(w, &b, shms_batch_hit(w, &b, key, key_len, 0, 0), ref);
+}
+
+/* A msgpack integer, as short as it can be. */
+static char *pack(char *at, uint64_t n) {
+    if (n < 128) {
+        *at++ = (char)n;
+        return at;
+    }
+    int log = n > UINT32_MAX ? 3 : n > UINT16_MAX ? 2 : n > UINT8_MAX;
+    *at++ = (char)(0xcc + log);
+    for (int shift = 8 << log; shift; shift -= 8)
+        *at++ = (char)(n >> (shift - 8));
+    return at;
+}
+
+/* The format is that of shmstore/serde/wire.py: an array of a mark, the dtype, the offset and the dimensions. */
+int shms_tensor_meta(char *out, const char *dtype, const uint64_t *shape, uint32_t n_dims) {
+    size_t len = strlen(dtype);
+    if (len == 0 || len > 31 || n_dims > SHMS_MAX_DIMS)
+        return SHMS_EINVAL;
+    char mark = strchr("<>|", dtype[0]) ? 4 : 3; /* an array, or a tensor */
+    char head[] = {(char)(0x90 + 3 + n_dims), (char)0xc7, 0, mark, (char)(0xa0 + len)};
+    char *at = (char *)memcpy(out, head, sizeof head) + sizeof head;
+    at = (char *)memcpy(at, dtype, len) + len;
+    at = pack(at, 0);
+    for (uint32_t i = 0; i < n_dims; i++)
+        at = pack(at, shape[i]);
+    return (int)(at - out);
+}

@@ -1,0 +1,149 @@
+"""The C library of the package: its flags, its header, what it exports, and that Python reads what C has put."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shmstore import MsgpackSerde, ObjectRef, ObjectStoreReader, ObjectStoreWriter
+from shmstore.config import flags
+from tests.support import SHM
+
+PRODUCER = Path(__file__).parents[1] / "examples" / "c" / "producer.c"
+STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+(INCLUDE,) = flags(cflags=True)
+HEADER = Path(INCLUDE.removeprefix("-I"), "shmstore.h")
+(SHARED,) = HEADER.parents[1].glob("lib/libshmstore.so.*")
+EXPORTED = set(re.findall(r"(shms_\w+)\(", re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)))
+compiles = pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
+
+
+def run(*command: str | Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LD_")}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def told(*options: str) -> list[str]:
+    return run(sys.executable, "-m", "shmstore.config", *options).split()
+
+
+@contextmanager
+def produced(program: Path, store: str) -> Iterator[ObjectRef]:
+    """Run the producer until the end of the block; its reference."""
+    with subprocess.Popen([program, store], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout
+            yield ObjectRef.from_bytes(bytes.fromhex(running.stdout.readline()))
+        finally:
+            running.communicate("\n", timeout=60)
+    assert 0 == running.returncode
+
+
+@compiles
+@pytest.mark.parametrize("how", [["--libs"], ["--libs", "--static"]], ids=" ".join)
+def test_a_producer_in_c_puts_what_a_reader_in_python_gets(how: list[str], tmp_path: Path, name: str) -> None:
+    assert len(PRODUCER.read_text().splitlines()) <= 80
+    program = tmp_path / "producer"
+    run("cc", "-std=c11", *STRICT, PRODUCER, *told("--cflags", *how), "-o", program)
+    assert ("libshmstore.so" in run("ldd", program)) == ("--static" not in how)
+    expected = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with produced(program, name) as ref, ObjectStoreReader.attach(name, rank=0) as reader:
+        np.testing.assert_array_equal(expected, reader.get(ref), strict=True)
+    assert not (SHM / name).exists()
+
+    # as one of several writers, which hand out what the others have put
+    with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1, n_writers=2) as writer:
+        with produced(program, name) as ref, ObjectStoreReader.attach(name, rank=0) as reader:
+            again = writer.get_cached("cat.jpg")
+            np.testing.assert_array_equal(expected, reader.get(again), strict=True)
+            assert ref != again
+            np.testing.assert_array_equal(expected, reader.get(ref), strict=True)
+
+
+@compiles
+@pytest.mark.parametrize(("compiler", "standard", "language"), [("cc", "c11", "c"), ("c++", "c++17", "c++")])
+def test_the_header_compiles_and_links(compiler: str, standard: str, language: str, tmp_path: Path) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"there is no {compiler}")
+    source, program = tmp_path / "source", tmp_path / "program"
+    source.write_text("#include <shmstore.h>\n#include <stdio.h>\nint main(void) { puts(shms_version()); }\n")
+    command = [compiler, f"-std={standard}", *STRICT, "-x", language, source, "-x", "none", *told("--cflags", "--libs")]
+    run(*command, "-o", program)
+    assert run(program) == defined("SHMSTORE_VERSION").strip('"') + "\n"
+
+
+@pytest.mark.skipif(not shutil.which("pkg-config"), reason="there is no pkg-config")
+def test_pkg_config_says_the_same() -> None:
+    (folder,) = told("--pkgconfigdir")
+
+    def asked(*options: str) -> list[str]:
+        words = run("env", f"PKG_CONFIG_PATH={folder}", "pkg-config", "shmstore", *options).split()
+        return [word.replace("/lib/pkgconfig/../..", "") for word in words]
+
+    assert told("--cflags", "--libs") == asked("--cflags", "--libs")
+    assert told("--static", "--libs")[1:] == asked("--static", "--libs")[-2:]
+    assert [defined("SHMSTORE_VERSION").strip('"')] == asked("--modversion")
+
+
+def test_config_without_a_question_is_an_error() -> None:
+    done = subprocess.run([sys.executable, "-m", "shmstore.config"], capture_output=True, text=True, check=False)
+    assert 2 == done.returncode
+
+
+def defined(constant: str) -> str:
+    found = re.search(rf"^#define {constant} (\S+)", HEADER.read_text(), flags=re.M)
+    assert found
+    return found[1]
+
+
+@pytest.mark.skipif(not shutil.which("nm"), reason="there is no nm")
+def test_the_library_exports_what_the_header_declares_and_nothing_else() -> None:
+    assert EXPORTED == {line.split()[-1] for line in run("nm", "-D", "--defined-only", SHARED).splitlines()}
+    assert f".{defined('SHMSTORE_VERSION')[1:-1]}".startswith(SHARED.suffixes[-2] + SHARED.suffixes[-1])
+
+
+@compiles
+def test_python_uses_its_own_core_in_a_program_that_has_another_version(tmp_path: Path) -> None:
+    other = tmp_path / "other.so"
+    source = "".join(f"int {name}(void) {{ __builtin_trap(); }}\n" for name in EXPORTED)
+    subprocess.run(["cc", "-shared", "-fPIC", "-xc", "-", "-o", other], input=source, text=True, check=True)
+    program = """
+import shmstore
+with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+    with shmstore.ObjectStoreReader.attach(writer.handle) as reader:
+        assert 1 == reader.get(writer.put("k", 1))
+"""
+    run("env", f"LD_PRELOAD={other}", sys.executable, "-c", program)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (127, 128, 255, 256), (2**16 - 1,), (2**16, 0), (0, 2**32), (1,) * 12])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "<f4", "|u1", "<M8[ns]"])
+def test_the_metadata_of_a_tensor_is_that_of_the_serializer(dtype: str, shape: Sequence[int]) -> None:
+    library = ctypes.CDLL(str(SHARED))
+    out, dims = ctypes.create_string_buffer(int(defined("SHMS_TENSOR_META"))), (ctypes.c_uint64 * len(shape))(*shape)
+    length = library.shms_tensor_meta(out, dtype.encode(), dims, len(shape))
+    serde = MsgpackSerde()
+    if dtype[0] in "<|":
+        template: object = np.broadcast_to(np.zeros((), dtype), shape)
+    else:
+        template = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+    assert serde.layout(template).meta == out.raw[:length]
+
+
+def test_each_code_has_a_text_of_its_own() -> None:
+    library = ctypes.CDLL(str(SHARED))
+    library.shms_strerror.restype = ctypes.c_char_p
+    codes = [int(code) for code in re.findall(r"^#define SHMS_(?:OK|E[A-Z]+) (0|-\d+)", HEADER.read_text(), flags=re.M)]
+    assert len(codes) == len(set(codes)) > 28
+    texts = [library.shms_strerror(code) for code in [*codes, 1]]
+    assert len(texts) == len(set(texts))
+    assert {library.shms_strerror(1)} == {library.shms_strerror(code) for code in (min(codes) - 1, -(2**31), 2**31 - 1)}
