@@ -1,0 +1,128 @@
+"""What users may call, with signatures, is in tests/data/public.txt; ``python -m tests.test_public`` writes it anew.
+
+docs/reference/versions.md says which release may change what.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shmstore
+from shmstore.cli.main import build_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "tests" / "data" / "public.txt"
+HEADER = ROOT / "csrc" / "store" / "shmstore.h"
+MODULES = ("shmstore", *(f"shmstore.{name}" for name in ("serde", "tiers", "multimodal", "scheduler", "metrics")))
+SPECIAL = {"__call__", "__contains__", "__enter__", "__getitem__", "__iter__", "__len__"}
+PLAIN = (str, bytes, int, float, tuple, type(None))
+
+
+class _Shown(str):
+    __repr__ = str.__str__
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    """Return parameters and defaults; no annotations, whose text differs between versions of Python."""
+    signature = inspect.signature(function)
+    parameters = []
+    for parameter in signature.parameters.values():
+        known = parameter.default is parameter.empty or isinstance(parameter.default, PLAIN)
+        default = parameter.default if known else _Shown("...")
+        parameters.append(parameter.replace(annotation=parameter.empty, default=default))
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+
+
+def _members(cls: type) -> Iterator[str]:
+    """Yield what is not private in a class and in those of ours that it is derived from."""
+    fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    for name in sorted({*dir(cls), *fields}):
+        home = next((base for base in cls.__mro__ if name in vars(base)), cls)
+        if home.__module__.startswith("shmstore") and (name in SPECIAL or not name.startswith("_")):
+            member = getattr(cls, name, None)
+            yield f"{name}{_signature(member)}" if callable(member) else name
+
+
+def _python() -> Iterator[str]:
+    listed = set()
+    for module in MODULES:
+        for name in sorted(import_module(module).__all__):
+            value = getattr(import_module(module), name)
+            if value in listed:
+                yield f"{module}.{name}: as above"
+            elif not isinstance(value, type):
+                yield f"{module}.{name}{_signature(value) if inspect.isroutine(value) else ''}"
+            else:
+                listed.add(value)
+                bases = [base.__name__ for base in value.__bases__ if issubclass(base, Exception)]
+                yield f"{module}.{name}{_signature(value)}{': ' * bool(bases)}{', '.join(bases)}"
+                yield from (f"{module}.{name}.{member}" for member in _members(value))
+
+
+def _commands() -> Iterator[str]:
+    parser = build_parser()
+    (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for name, command in sorted(subparsers.choices.items()):
+        yield f"shmstore {name}: " + " ".join(sorted("|".join(a.option_strings) or a.dest for a in command._actions))
+
+
+def _header() -> Iterator[str]:
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(encoding="utf-8"), flags=re.S)
+    yield from sorted(" ".join(line.split()) for line in re.findall(r"^#define SHMS_.+", text, flags=re.M))
+    text = re.sub(r"^#.*|extern \"C\" \{|^\}\n", "", text, flags=re.M)
+    for part in re.findall(r"[^;{]+(?:\{[^}]*\}[^;]*)?;", text):
+        yield " ".join(part.split())
+
+
+def listing() -> str:
+    """Return one line for each name, in order."""
+    return "".join(f"{line}\n" for part in (_python, _commands, _header) for line in part())
+
+
+def test_what_is_public_is_as_listed() -> None:
+    pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
+    listed, found = FILE.read_text(encoding="utf-8").splitlines(), listing().splitlines()
+    gone, new = sorted({*listed} - {*found}), sorted({*found} - {*listed})
+    assert listed == found, f"gone: {gone}, new: {new}; may they? If so, run `python -m tests.test_public`"
+
+
+def test_a_change_of_a_signature_is_seen() -> None:
+    def before(value: int, *, limit: int | None = None, clock: object = object()) -> None: ...
+    def after(value: str, *, limit: int = 0, clock: object = object()) -> None: ...
+
+    assert ["(value, *, limit=None, clock=...)", "(value, *, limit=0, clock=...)"] == [
+        *map(_signature, (before, after))
+    ]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """Its place is pyproject.toml; a release changes all of these."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    command = [sys.executable, "-m", "shmstore", "--version"]
+
+    def said(file: str, pattern: str) -> str:
+        found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), flags=re.M)
+        return found[1] if found else f"{file} has none"
+
+    assert {version} == {
+        shmstore.__version__,
+        metadata.version("shmstore"),
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.removeprefix("shmstore ").strip(),
+        said("csrc/store/shmstore.h", r'^#define SHMSTORE_VERSION "(.+)"'),
+        said("CITATION.cff", r"^version: (.+)"),
+        said("CHANGELOG.md", r"^## \[(.+?)\]"),
+    }
+
+
+if __name__ == "__main__":
+    FILE.write_text(listing(), encoding="utf-8")
