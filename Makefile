@@ -48,7 +48,7 @@ lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] bench/*.c
+	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] bench/*.c examples/c/*.c
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -Wshadow -fsyntax-only -Icsrc csrc/*/*.c
 
 # The protocol's model; needs spin.
@@ -117,4 +117,4 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(BASE_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.*
+	rm -rf $(VENV) $(VLLM_VENV) $(BASE_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.* shmstore/include shmstore/lib

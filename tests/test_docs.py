@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.support import Child
 
@@ -194,6 +195,24 @@ def test_the_table_of_extras_has_each_one_that_is_not_for_work_on_shmstore() -> 
     assert extras.keys() - {"bench", "demo", "dev", "docs"} == set(re.findall(r"^\| `(\w+)` \|", table, re.M))
 
 
+def test_the_table_of_kernels_has_each_call_that_needs_a_new_one() -> None:
+    named = set(re.findall(r"`(\w+)`", (DOCS / "reference" / "versions.md").read_text(encoding="utf-8")))
+    calls = re.compile(r"\b(F_OFD_\w+|MADV_\w+|SYS_\w+|(?:getrandom|inotify_init1|memfd_create|posix_fallocate)(?=\())")
+    used = {call for path in (ROOT / "csrc").rglob("*.c") for call in calls.findall(path.read_text(encoding="utf-8"))}
+    assert {"F_OFD_SETLK", "MADV_COLLAPSE", "getrandom"} <= used
+    assert set() == used - named
+
+
+def test_what_an_issue_asks_for_is_a_form() -> None:
+    forms = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
+    assert len(forms) == 2
+    for form in forms:
+        assert {"name", "description", "body"} == form.keys()
+        asked = [part for part in form["body"] if part["type"] != "markdown"]
+        assert len(asked) == len({part["id"] for part in asked})
+        assert all(part["type"] == "textarea" and part["attributes"]["label"] for part in asked)
+
+
 def test_a_line_of_code_has_120_columns_at_most() -> None:
     """docs/wide.css makes room for so many; the menu leaves no more of a window of 1280 pixels."""
     assert [] == [str(block) for block in BLOCKS if any(len(line) > 120 for line in block.text.splitlines())]
@@ -204,7 +223,7 @@ def test_every_page_is_in_the_menu() -> None:
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == menu
 
 
-@pytest.mark.parametrize("page", ["README.md", "bench/README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "bench/README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_the_links_of_a_page_outside_the_built_ones_lead_somewhere(page: str) -> None:
     """`make docs` asks for all others."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
