@@ -40,6 +40,7 @@ class BuildLibrary(build_clib):
         version = self.distribution.get_version()
         package = Path("" if self.inplace else self.get_finalized_command("build_py").build_lib, "shmstore")
         folders = include, lib, pkgconfig = package / "include", package / "lib", package / "lib" / "pkgconfig"
+        shutil.rmtree(lib, ignore_errors=True)  # it may have another version
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copy("csrc/store/shmstore.h", include)
