@@ -76,8 +76,8 @@ def test_the_header_compiles_and_links(compiler: str, standard: str, language: s
         pytest.skip(f"there is no {compiler}")
     source, program = tmp_path / "source", tmp_path / "program"
     source.write_text("#include <shmstore.h>\n#include <stdio.h>\nint main(void) { puts(shms_version()); }\n")
-    command = [compiler, f"-std={standard}", *STRICT, "-x", language, source, "-x", "none", *told("--cflags", "--libs")]
-    run(*command, "-o", program)
+    linked = ("-x", "none", *told("--cflags", "--libs"), "-o", str(program))
+    run(compiler, f"-std={standard}", *STRICT, "-x", language, source, *linked)
     assert run(program) == defined("SHMSTORE_VERSION").strip('"') + "\n"
 
 

@@ -100,9 +100,8 @@ def test_a_change_of_a_signature_is_seen() -> None:
     def before(value: int, *, limit: int | None = None, clock: object = object()) -> None: ...
     def after(value: str, *, limit: int = 0, clock: object = object()) -> None: ...
 
-    assert ["(value, *, limit=None, clock=...)", "(value, *, limit=0, clock=...)"] == [
-        *map(_signature, (before, after))
-    ]
+    assert "(value, *, limit=None, clock=...)" == _signature(before)
+    assert "(value, *, limit=0, clock=...)" == _signature(after)
 
 
 def test_the_version_is_the_same_everywhere() -> None:
