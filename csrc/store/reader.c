@@ -7,8 +7,10 @@
  * - The rank's lock is held until the reader is closed *and* its last view is released. Otherwise the writer would find
  *   the lock free and ignore the pins of those views.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "find.h"
@@ -168,7 +170,18 @@ static void show(struct shms_reader *r, uint32_t slot, const shms_slot *seen, sh
     atomic_fetch_add(&r->refs, 1);
 }
 
-int shms_reader_acquire(shms_reader *r, const uint8_t *packed, shms_view **out) {
+/* Puts a mapping of its own in the place of the payload. */
+static int map_private(const struct shms_reader *r, shms_view *v) {
+    if (v->payload_size == 0)
+        return SHMS_OK;
+    char *at = shms_segment_map_private(&r->seg, v->payload, v->payload_size, &v->map, &v->map_size);
+    if (!at)
+        return errno == ENOMEM ? SHMS_ENOMEM : SHMS_ESYS;
+    v->payload = at;
+    return SHMS_OK;
+}
+
+static int acquire(shms_reader *r, const uint8_t *packed, bool private, shms_view **out) {
     shms_view *v;
     shms_ref ref;
     shms_slot seen;
@@ -187,11 +200,25 @@ int shms_reader_acquire(shms_reader *r, const uint8_t *packed, shms_view **out) 
         leave(r);
         return rc;
     }
+    show(r, ref.slot, &seen, v);
+    if (private && (rc = map_private(r, v))) {
+        int saved = errno;
+        shms_view_release(v);
+        errno = saved;
+        return rc;
+    }
     acknowledge(r, &ref);
     atomic_fetch_add_explicit(&r->table->counters[SHMS_R(gets)], 1, memory_order_relaxed);
-    show(r, ref.slot, &seen, v);
     *out = v;
     return SHMS_OK;
+}
+
+int shms_reader_acquire(shms_reader *r, const uint8_t *packed, shms_view **out) {
+    return acquire(r, packed, false, out);
+}
+
+int shms_reader_acquire_private(shms_reader *r, const uint8_t *packed, shms_view **out) {
+    return acquire(r, packed, true, out);
 }
 
 /* The candidate of a key, without a pin; or SHMS_NONE. */
@@ -252,6 +279,8 @@ void shms_view_release(shms_view *v) {
     if (!v)
         return;
     struct shms_reader *r = v->owner;
+    if (v->map) /* before R4: its pages that were not written would show the next object of this place */
+        munmap(v->map, v->map_size);
     /* In a forked child, the view and its pin are the parent's. */
     if (!atomic_load_explicit(&r->seg.forked, memory_order_relaxed)) {
         shms_reader_table_unpin(r->table, &r->seg.layout, v->slot, offset_of(r, v->slot, (const uint8_t *)v->key));

@@ -229,6 +229,22 @@ static int map(shms_segment *seg, int fd, int role) {
                : SHMS_OK;
 }
 
+char *shms_segment_map_private(const shms_segment *seg, const char *at, uint64_t size, void **map, uint64_t *map_size) {
+    uint64_t offset = seg->layout.data_at + (uint64_t)(at - (const char *)seg->all_data), skip = offset % page_size();
+    if (!is_segment_fd(seg, seg->fd)) {
+        errno = EBADF;
+        return NULL;
+    }
+    uint64_t n = shms_align_up(skip + size, page_size());
+    void *span = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE, seg->fd, (off_t)(offset - skip));
+    if (span == MAP_FAILED)
+        return NULL;
+    madvise(span, n, MADV_DONTDUMP);
+    *map = span;
+    *map_size = n;
+    return (char *)span + skip;
+}
+
 /* Makes an arena writable, or of the owner none, and nothing else behind the superblock. The one rule (each word has one
  * writing process), enforced by the MMU. */
 static int own(shms_segment *seg, uint32_t arena) {

@@ -141,6 +141,8 @@ typedef struct shms_view {
     uint64_t id;
     uint32_t slot; /* private from here */
     shms_reader *owner;
+    void *map; /* of _acquire_private, or NULL */
+    uint64_t map_size;
 } shms_view;
 
 uint64_t shms_space_needed(const shms_options *options); /* bytes that _create reserves; 0: options out of range */
@@ -189,6 +191,10 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
 int shms_reader_has(shms_reader *r, const char *key, uint32_t key_len); /* 1, 0 or an error; no use */
 int shms_reader_acquire(shms_reader *r, const uint8_t *ref,
                         shms_view **out); /* pins and acknowledges; NULL after an error */
+/* The same, but the payload is copy-on-write: it may be written, and no other process and no other view sees that. The
+ * mapping is the view's own, and ends with it. After an error (SHMS_ENOMEM: there is no memory for the mapping) nothing
+ * is acknowledged. */
+int shms_reader_acquire_private(shms_reader *r, const uint8_t *ref, shms_view **out);
 void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */
 int shms_reader_release(shms_reader *r,
                         const uint8_t *ref); /* acknowledges without reading: 1, or 0 if the lease is over */

@@ -23,7 +23,8 @@ static void live(void) {
     shms_view *a = get(r, 0), *b = get(r, 1);
     shms_view_release(a);
     CHECK_EQ(1, shms_reader_release(r, refs[2]));
-    a = get(r, 0);
+    CHECK_EQ(SHMS_OK, shms_reader_acquire_private(r, refs[0], &a));
+    fill((char *)(uintptr_t)a->payload, SIZE, 9);
     uint8_t forged[SHMS_REF_SIZE];
     memcpy(forged, refs[3], sizeof forged);
     forged[39] ^= 1;
@@ -34,7 +35,7 @@ static void live(void) {
     shms_reader_free(r);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&again, name, 0, NULL));
     get(again, 0);
-    get(again, 1);
+    CHECK_EQ(SHMS_OK, shms_reader_acquire_private(again, refs[1], &b));
     CHECK_EQ(SHMS_OK, shms_reader_find(again, "c", 1, forged, &a));
     *all_steps = steps;
     kill(getpid(), SIGKILL);

@@ -1,0 +1,157 @@
+/* test_private.c - a private view is writable, and nobody sees what is written; it ends before its pin does. */
+#include <stdlib.h>
+#include <sys/resource.h>
+
+#include "fixture.h"
+
+enum { UNIT = SHMS_ALIGN, SIZE = 3 * UNIT, OBJECTS = 4 }; /* all in one page */
+
+static uint8_t refs[OBJECTS][SHMS_REF_SIZE];
+static char *written; /* the payload that the hook looks at */
+static int looks;
+
+static shms_view *private_of(const uint8_t *of) {
+    shms_view *v;
+    int rc = shms_reader_acquire_private(readers[0], of, &v);
+    if (rc)
+        errno = -rc;
+    return v;
+}
+
+static bool is_mapped(const char *at) {
+    unsigned char in_core;
+    char *page = (char *)((uintptr_t)at & ~(uintptr_t)(sysconf(_SC_PAGESIZE) - 1));
+    return mincore(page, 1, &in_core) == 0;
+}
+
+static void open_objects(const char *what) {
+    open_store(what, (shms_options){.capacity = OBJECTS * (SIZE + UNIT), .n_readers = 1, .max_objects = 8}, 1);
+    for (int i = 0; i < OBJECTS; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", (uint64_t)i), SIZE, (uint64_t)i, refs[i]));
+}
+
+TEST(nobody_sees_a_write_and_neighbours_stay_as_they_are) {
+    open_objects("private");
+    shms_view *one = private_of(refs[1]), *again = private_of(refs[1]), *shared = view_of(readers[0], refs[1]);
+    CHECK(one && again && shared && filled(one->payload, SIZE, 1));
+    fill((char *)(uintptr_t)one->payload, SIZE, 99);
+    CHECK(filled(one->payload, SIZE, 99) && filled(again->payload, SIZE, 1) && filled(shared->payload, SIZE, 1));
+    for (int i = 0; i < OBJECTS; i++) {
+        shms_view *v = view_of(readers[0], refs[i]);
+        CHECK(v && filled(v->payload, SIZE, (uint64_t)i));
+        shms_view_release(v);
+    }
+    shms_view_release(shared);
+    for (int i = 0; i < 20; i++) /* in the other places of the page */
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("next", (uint64_t)i), SIZE, 200, NULL));
+    CHECK(filled(one->payload, SIZE, 99) && filled(again->payload, SIZE, 1));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "all", OBJECTS * (SIZE + UNIT) - UNIT, 7, NULL));
+    shms_view_release(one);
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "all", OBJECTS * (SIZE + UNIT) - UNIT, 7, NULL));
+    CHECK(filled(again->payload, SIZE, 1));
+    shms_view_release(again);
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", OBJECTS * (SIZE + UNIT) - UNIT, 7, ref));
+    shms_view *all = private_of(ref);
+    CHECK(all && filled(all->payload, OBJECTS * (SIZE + UNIT) - UNIT, 7));
+    shms_view_release(all);
+    end();
+}
+
+static void look_at_unpin(const char *label) {
+    if (!strcmp(label, "R4")) {
+        CHECK(!is_mapped(written));
+        looks++;
+    }
+}
+
+TEST(the_mapping_ends_before_the_pin) {
+    open_objects("unmap");
+    shms_view *v = private_of(refs[0]);
+    CHECK(v && is_mapped(written = (char *)(uintptr_t)v->payload));
+    shms_step_hook = look_at_unpin;
+    shms_view_release(v);
+    CHECK_EQ(1, looks);
+    end();
+}
+
+TEST(an_object_without_a_payload_needs_no_mapping) {
+    open_objects("empty");
+    CHECK_EQ(1, shms_writer_cancel(w, refs[0]));
+    CHECK_EQ(SHMS_OK, put_marked(w, "empty", 0, 1, ref));
+    shms_view *v = private_of(ref);
+    CHECK(v && v->payload_size == 0);
+    shms_view_release(v);
+    end();
+}
+
+/* Nothing is acknowledged and nothing is held, and the object can be read. */
+static void is_refused(shms_reader *r, uint32_t rank, int rc, int why) {
+    shms_view *v;
+    errno = 0;
+    CHECK_EQ(rc, shms_reader_acquire_private(r, refs[2], &v));
+    CHECK_EQ(why, errno);
+    CHECK(v == NULL);
+    shms_reader_stats stats;
+    CHECK_EQ(SHMS_OK, shms_reader_stats_get(r, &stats));
+    CHECK_EQ(0, stats.live_views);
+    CHECK_EQ(0, stats.counters.gets);
+    shms_reader_table *t = shms_segment_reader(&w->seg, rank);
+    for (uint32_t i = 0; i < 8; i++)
+        CHECK_EQ(0, shms_pin_count(&shms_reader_pins(t)[i], memory_order_relaxed));
+    CHECK_EQ(0, shms_get(&shms_reader_acks(t, &w->seg.layout)[2]));
+    CHECK((v = view_of(r, refs[2])) && filled(v->payload, SIZE, 2));
+    shms_view_release(v);
+}
+
+/* AddressSanitizer reserves terabytes of addresses. */
+TEST(without_memory_for_the_mapping_the_lease_stays_open) {
+#ifndef __SANITIZE_ADDRESS__
+    open_objects("memory");
+    struct rlimit before, tight;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    tight = before;
+    tight.rlim_cur = 1 << 20;
+    free(malloc(4096)); /* a view comes out of what the heap has */
+    CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
+    is_refused(readers[0], 0, SHMS_ENOMEM, ENOMEM);
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    end();
+#endif
+}
+
+TEST(without_its_descriptor_a_reader_has_views_only) {
+    open_store("descriptor", (shms_options){.capacity = 1 << 14, .n_readers = 2, .max_objects = 8}, 1);
+    for (int i = 0; i < OBJECTS; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", (uint64_t)i), SIZE, (uint64_t)i, refs[i]));
+    pid_t child = fork_child();
+    if (child == 0) {
+        shms_reader *r;
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 1, NULL));
+        for (int fd = 3; fd < 100; fd++)
+            close(fd);
+        is_refused(r, 1, SHMS_ESYS, EBADF);
+        _exit(0);
+    }
+    CHECK_EQ(0, reap(child));
+    end();
+}
+
+TEST(a_child_unmaps_and_does_not_unpin) {
+    open_objects("fork");
+    shms_view *v = private_of(refs[3]);
+    CHECK(v);
+    pid_t child = fork_child();
+    if (child == 0) {
+        const char *at = v->payload;
+        CHECK(filled(at, SIZE, 3));
+        fill((char *)(uintptr_t)at, SIZE, 4);
+        shms_view_release(v);
+        CHECK(!is_mapped(at));
+        _exit(0);
+    }
+    CHECK_EQ(0, reap(child));
+    CHECK(filled(v->payload, SIZE, 3));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "all", OBJECTS * (SIZE + UNIT) - UNIT, 7, NULL));
+    shms_view_release(v);
+    end();
+}
