@@ -176,7 +176,7 @@ static int map_private(const struct shms_reader *r, shms_view *v) {
         return SHMS_OK;
     char *at = shms_segment_map_private(&r->seg, v->payload, v->payload_size, &v->map, &v->map_size);
     if (!at)
-        return errno == ENOMEM ? SHMS_ENOMEM : SHMS_ESYS;
+        return SHMS_EMAP;
     v->payload = at;
     return SHMS_OK;
 }

@@ -14,7 +14,7 @@
  * GROWTH. Set a struct to zeros before its fields: later versions take fields from `reserved`, where 0 is what this
  * version does. A struct that the library makes may grow at its end.
  *
- * ERRORS. Functions return 0 or one of the negative codes below. Only after SHMS_ESYS is errno that of a failed system call. A handle that is NULL
+ * ERRORS. Functions return 0 or one of the negative codes below. Only after SHMS_ESYS and SHMS_EMAP is errno that of a failed system call. A handle that is NULL
  * counts as closed. A call that fails changes nothing.
  *
  * THREADS. Every function may be called from any thread. But shms_*_free must come after every other call on the handle
@@ -72,6 +72,7 @@ extern "C" {
 #define SHMS_EBUSY -27 /* the object is promised, but the writer that evicts it was stopped before it saw that */
 #define SHMS_EQUOTA -26 /* the objects of the kind fill its quota, and are held */
 #define SHMS_ENOARENA -28 /* the handle owns the store, and has no arena (SHMS_OWNS) */
+#define SHMS_EMAP -29 /* the object cannot be mapped a second time; errno says why */
 
 #define SHMS_REF_SIZE 40 /* bytes of a packed reference */
 #define SHMS_ALIGN 64 /* of every object and of every payload in the data region */
@@ -192,7 +193,7 @@ int shms_reader_has(shms_reader *r, const char *key, uint32_t key_len); /* 1, 0 
 int shms_reader_acquire(shms_reader *r, const uint8_t *ref,
                         shms_view **out); /* pins and acknowledges; NULL after an error */
 /* The same, but the payload is copy-on-write: it may be written, and no other process and no other view sees that. The
- * mapping is the view's own, and ends with it. After an error (SHMS_ENOMEM: there is no memory for the mapping) nothing
+ * mapping is the view's own, and ends with it. After an error (SHMS_EMAP: there is no memory for the mapping) nothing
  * is acknowledged. */
 int shms_reader_acquire_private(shms_reader *r, const uint8_t *ref, shms_view **out);
 void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */

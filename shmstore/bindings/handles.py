@@ -35,6 +35,12 @@ _ERRORS: dict[int, Callable[[], Exception]] = {
     lib.SHMS_ESPARSE: errors.SparseStoreError,
     lib.SHMS_EBUSY: errors.ObjectBusyError,
     lib.SHMS_ENOARENA: errors.NoArenaError,
+    lib.SHMS_EMAP: lambda: errors.SharedMemoryError(
+        f"the object cannot be mapped for this reader alone: {os.strerror(ffi.errno)}",
+        number=ffi.errno,
+        hint="drop private values that are not needed, or read it with copy=True; the limits of mappings are ulimit -v "
+        "(RLIMIT_AS) and sysctl vm.max_map_count; closing descriptors that are the store's ends private reads",
+    ),
     lib.SHMS_ERANKS: errors.LayoutMismatchError,  # `refusals.other_ranks` says how many
     lib.SHMS_EFORKED: partial(
         errors.StoreClosedError,

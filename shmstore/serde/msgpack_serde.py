@@ -41,6 +41,13 @@ def _plan(meta: bytes, mode: Mode) -> Plan:
     return plan
 
 
+def _built(meta: bytes, mode: Mode, nbytes: int, source: Any) -> Any:
+    needed, build = _PLANS[mode].get(meta) or _plan(meta, mode)
+    if nbytes < needed:
+        raise CorruptStoreError(f"the payload has {nbytes} bytes, and the meta bytes describe {needed}")
+    return build(source)
+
+
 class MsgpackSerde:
     """Stores the tree as msgpack and the bytes of its tensors and arrays beside it; shmstore.serde.wire has the format.
 
@@ -167,10 +174,11 @@ class MsgpackSerde:
 
     def decode_on_device(self, meta: bytes, payload: Any, there: Any) -> Any:
         """Return the value with its tensors as views of `there`, the payload's bytes on a device; arrays are copies."""
-        needed, build = _PLANS["device"].get(meta) or _plan(meta, "device")
-        if len(payload) < needed:
-            raise CorruptStoreError(f"the payload has {len(payload)} bytes, and the meta bytes describe {needed}")
-        return build((payload, there))
+        return _built(meta, "device", len(payload), (payload, there))
+
+    def decode_private(self, meta: bytes, payload: Any) -> Any:
+        """Return the value with writable views of `payload`, a buffer that nobody else sees."""
+        return _built(meta, "write", len(payload), payload)
 
     def layout(self, template: Any) -> Layout:
         """Lay out `template`, a tree whose leaves are `TensorSpec`, tensors (of any device, meta too) or arrays.

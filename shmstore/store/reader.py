@@ -61,9 +61,9 @@ class _Watching(native.Reader):
         if epoch := self.took_over():
             self._on_takeover(epoch)
 
-    def acquire(self, packed: bytes) -> tuple[bytes, Any]:
+    def acquire(self, packed: bytes, private: bool = False) -> tuple[bytes, Any]:
         self._look()
-        return super().acquire(packed)
+        return super().acquire(packed, private)
 
     def release(self, packed: bytes) -> bool:
         self._look()
@@ -245,7 +245,13 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         return sum(memory.nbytes for memory in self._registered.values())
 
     def get(
-        self, ref: ObjectRef, copy: bool = False, *, device: "torch.device | str | None" = None, stream: Any = None
+        self,
+        ref: ObjectRef,
+        copy: bool = False,
+        *,
+        private: bool = False,
+        device: "torch.device | str | None" = None,
+        stream: Any = None,
     ) -> Any:
         """Return the object as read-only views, which hold it until the last one is gone; acknowledge its lease.
 
@@ -255,11 +261,20 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         If so because the store itself was removed: StoreNotFoundError, or StoreClosedError if there is a new one under
         its name. What is still there can be read all the same.
 
+        With `private` the value is writable, and nobody else sees what is written, but only pages that are written are
+        copied. It holds the object until the last view is gone, as views do. Raises SharedMemoryError if there is no
+        memory for its mapping, and nothing is acknowledged then; TypeError with `copy` or `device`. A serializer other
+        than `MsgpackSerde` copies.
+
         With a CUDA `device`, the tensors are views of one copy of the object there, made on `stream` or the current
         stream; arrays are private. The object is held until the copy is done, and `close` waits for it. The copy is
         asynchronous after `register_host_memory`. Raises DeviceError without CUDA; nothing is acknowledged then.
         """
         where = None
+        if private:
+            if copy or device is not None:
+                raise TypeError("private excludes copy and device: pass one of them")
+            private, copy = isinstance(self._serde, MsgpackSerde), True
         if device is not None:
             there, copy = device_of(device), True
             if there.type != "cpu":
@@ -268,11 +283,13 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                 if not isinstance(self._serde, MsgpackSerde):
                     raise DeviceError(f"{self._serde!r} does not decode on a device", hint="use MsgpackSerde")
         try:
-            meta, payload = self._reader.acquire(packed_ref(ref))
+            meta, payload = self._reader.acquire(packed_ref(ref), private)
         except StaleRefError as error:
             raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
         if not self._hides:
             payload = hidden(payload)
+        if private and isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
+            return self._serde.decode_private(meta, payload)
         if where is None or not isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
             return self._serde.decode(meta, payload, copy=copy)
         host = load_torch().from_numpy(np.ndarray((len(payload),), np.uint8, payload))

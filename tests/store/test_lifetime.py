@@ -101,12 +101,13 @@ def content(thing: Any) -> bytes:
     return thing.tobytes() if isinstance(thing, memoryview) else bits(thing)
 
 
+@pytest.mark.parametrize("private", [False, True], ids=["view", "private"])
 @pytest.mark.parametrize("name", PATHS)
-def test_whatever_shares_the_storage_keeps_the_object_and_lets_it_go(stores: Stores, name: str) -> None:
+def test_whatever_shares_the_storage_keeps_the_object_and_lets_it_go(stores: Stores, name: str, private: bool) -> None:
     through = PATHS[name]
     writer = stores.create(CAPACITY)
     reader = stores.attach(writer)
-    kept = through.path(reader.get(writer.put("k", NUMBERS)))
+    kept = through.path(reader.get(writer.put("k", NUMBERS), private=private))
     expected = bits(through.expected)
     assert 1 == reader.stats().live_views
     crowd(writer)
@@ -130,11 +131,12 @@ ARRAY_PATHS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("private", [False, True], ids=["view", "private"])
 @pytest.mark.parametrize("name", ARRAY_PATHS)
-def test_arrays_keep_the_object_as_tensors_do(stores: Stores, name: str) -> None:
+def test_arrays_keep_the_object_as_tensors_do(stores: Stores, name: str, private: bool) -> None:
     writer = stores.create(CAPACITY)
     reader = stores.attach(writer)
-    kept = ARRAY_PATHS[name](reader.get(writer.put("k", NUMBERS.numpy())))
+    kept = ARRAY_PATHS[name](reader.get(writer.put("k", NUMBERS.numpy()), private=private))
     before = bytes(kept) if not isinstance(kept, torch.Tensor) else bits(kept)
     crowd(writer)
     assert is_held(writer)
