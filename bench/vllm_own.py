@@ -2,11 +2,16 @@
 
 A hit is the API server's part (look, lease, reference) and a worker's (read in place). A miss is a put; beside it
 stands the copy of as many bytes into shared memory that is there already. Medians, in turn.
+
+Then what a worker takes to get an item, and to read or to write all of it once, by SHMSTORE_VLLM_READ: medians of the
+thread's time, in turn. It keeps the last items, as of requests that have not ended.
 """
 
+import itertools
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +33,13 @@ from shmstore.integrations.vllm.sender import SenderCache
 PATCHES = {"6 MB": (4900, 1176), "18 MB": (15408, 1176)}
 """Rows of pixels of a photograph, and bytes of each."""
 HITS, MISSES, TURNS = 2000, 20, 5
+USES: tuple[Callable[[Any], Any], ...] = (
+    len,
+    lambda pixels: np.bitwise_or.reduce(pixels, None),
+    lambda pixels: pixels.fill(0),
+)
+"""Nothing, a pass over the bytes, and a write to each."""
+KEPT, GETS = 4, 50
 
 
 def config() -> Any:
@@ -82,6 +94,28 @@ def row(sender: SenderCache, worker: ReceiverCache, size: str) -> list[float]:
     return [statistics.median(column) for column in zip(*figures, strict=True)]
 
 
+def reads(sender: SenderCache, worker: ReceiverCache, size: str) -> dict[str, list[float]]:
+    """Return by policy the median times of a get, of one and a pass over the bytes, and of one and a write to each."""
+    whole = item(*PATCHES[size])
+    sent = [sender.get_and_update_item((whole, []), f"{size}, kept, {n}")[0].data for n in range(2 * KEPT)]
+    times: dict[tuple[str, int], list[float]] = {}
+    kept: dict[tuple[str, int], Any] = {}
+    for number in range(GETS):
+        for policy, use in itertools.product(("copy", "private", "views"), USES):
+            worker._policy, case = policy, (policy, USES.index(use))
+            if case == ("views", 2):
+                continue
+            begun = time.thread_time_ns()
+            found = worker.get_and_update_item(MultiModalKwargsItem(sent[number % len(sent)]), "")
+            use(found["pixel_values"].data.numpy())
+            kept.setdefault(case, deque(maxlen=KEPT)).append(found)  # which ends the first one
+            times.setdefault(case, []).append((time.thread_time_ns() - begun) / 1e3)
+    medians: dict[str, list[float]] = {}
+    for (policy, _), taken in times.items():
+        medians.setdefault(policy, []).append(statistics.median(taken))
+    return medians
+
+
 def main() -> None:
     os.environ["SHMSTORE_VLLM_READ"] = "views"
     shared.agree()
@@ -91,6 +125,10 @@ def main() -> None:
     for size in PATCHES:
         api, get, miss, copy = row(sender, worker, size)
         print(f"| {size} | {api:.1f} us | {get:.1f} us | {miss:.0f} us | {copy:.0f} us | {miss - copy:.0f} us |")
+    print("\n| item | | get | get and read | get and write |\n|---|---|---:|---:|---:|")
+    for size in PATCHES:
+        for policy, medians in reads(sender, worker, size).items():
+            print(f"| {size} | `{policy}` | {' | '.join(f'{taken:.0f} us' for taken in medians)} |")
     sender.close()
 
 

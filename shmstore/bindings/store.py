@@ -34,7 +34,7 @@ _LONGEST = 3600  # seconds; a poll takes milliseconds as an int
 _event = struct.Struct("=QII")
 _EVENTS_AT_ONCE = 65536  # bytes
 _acquire = lib.shms_reader_acquire
-_acquire_private = lib.shms_reader_acquire_private
+PRIVATELY = lib.shms_reader_acquire_private
 _find = lib.shms_reader_find
 _NOT_FOUND = lib.SHMS_ENOTFOUND
 _REF = ffi.typeof(f"uint8_t[{lib.SHMS_REF_SIZE}]")
@@ -491,14 +491,14 @@ class Reader:
                 self._r, self._hold = handle, hold
                 fail(code)
 
-    def acquire(self, packed: bytes, private: bool = False) -> tuple[bytes, Any]:
+    def acquire(self, packed: bytes, call: Callable[..., int] = _acquire) -> tuple[bytes, Any]:
         """Pin and acknowledge; return the metadata, and the payload as a buffer whose end is the end of the pin.
 
-        A `private` payload is copy-on-write. SharedMemoryError, and nothing is acknowledged, if it cannot be mapped.
+        With `PRIVATELY` the payload is copy-on-write: SharedMemoryError, and nothing is acknowledged, if it cannot be.
         """
         reader = self._r
         box = _gc(_new(_VIEW_BOX), _drop_view)  # the owner exists before the pin
-        code = (_acquire_private if private else _acquire)(reader, packed, box)
+        code = call(reader, packed, box)
         if code:
             fail(code)
         view = box[0]

@@ -61,9 +61,9 @@ class _Watching(native.Reader):
         if epoch := self.took_over():
             self._on_takeover(epoch)
 
-    def acquire(self, packed: bytes, private: bool = False) -> tuple[bytes, Any]:
+    def acquire(self, packed: bytes, *call: Any) -> tuple[bytes, Any]:
         self._look()
-        return super().acquire(packed, private)
+        return super().acquire(packed, *call)
 
     def release(self, packed: bytes) -> bool:
         self._look()
@@ -274,7 +274,9 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         if private:
             if copy or device is not None:
                 raise TypeError("private excludes copy and device: pass one of them")
-            private, copy = isinstance(self._serde, MsgpackSerde), True
+            if isinstance(self._serde, MsgpackSerde):
+                return self._get_private(ref, self._serde)
+            copy = True
         if device is not None:
             there, copy = device_of(device), True
             if there.type != "cpu":
@@ -283,17 +285,22 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                 if not isinstance(self._serde, MsgpackSerde):
                     raise DeviceError(f"{self._serde!r} does not decode on a device", hint="use MsgpackSerde")
         try:
-            meta, payload = self._reader.acquire(packed_ref(ref), private)
+            meta, payload = self._reader.acquire(packed_ref(ref))
         except StaleRefError as error:
             raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
         if not self._hides:
             payload = hidden(payload)
-        if private and isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
-            return self._serde.decode_private(meta, payload)
         if where is None or not isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
             return self._serde.decode(meta, payload, copy=copy)
         host = load_torch().from_numpy(np.ndarray((len(payload),), np.uint8, payload))
         return self._serde.decode_on_device(meta, payload, upload(host, where, stream))
+
+    def _get_private(self, ref: ObjectRef, serde: MsgpackSerde) -> Any:
+        try:
+            meta, payload = self._reader.acquire(packed_ref(ref), native.PRIVATELY)
+        except StaleRefError as error:
+            raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
+        return serde.decode_private(meta, payload)
 
     def find(self, key: str, *, namespace: str | None = None) -> PinnedRef | None:
         """Find the object stored under `key` by any writer, and hold it; count a use. None if there is no such object.

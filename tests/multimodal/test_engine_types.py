@@ -150,7 +150,7 @@ def worker(sender: ShmObjectStoreSenderCache[Picture, Updates], rank: int, polic
     return worker_receiver_cache_from_config(SHM, rank, sender.handle, types=TYPES, policy=policy)
 
 
-@pytest.mark.parametrize("policy", ["views", "copy", "until_step"])
+@pytest.mark.parametrize("policy", ["views", "copy", "private", "until_step"])
 def test_held_references_are_read_again_until_the_request_ends(held: Pair, policy: str) -> None:
     sender, refs = held
     workers = [worker(sender, rank, policy) for rank in range(2)]
@@ -175,6 +175,18 @@ def test_copies_are_private_and_hold_nothing(held: Pair) -> None:
         assert fills(sender.writer)
         found["pixels"].add_(1)
         assert 2 == found["pixels"][0]
+
+
+def test_private_items_are_writable_and_hold_their_bytes(held: Pair) -> None:
+    sender, refs = held
+    with worker(sender, 0, "private") as cache:
+        found = cache.get_and_update_item(refs[0], "a")
+        sender.release(refs)
+        found["pixels"].add_(1)
+        assert 2 == found["pixels"][0]
+        assert not fills(sender.writer)
+        del found
+        assert fills(sender.writer)
 
 
 def test_views_hold_their_bytes_as_long_as_a_feature_keeps_them(held: Pair) -> None:
@@ -292,7 +304,7 @@ def test_an_error_of_an_engines_function_reaches_it_and_leaves_no_lease() -> Non
 
 
 def test_a_wrong_policy_is_named(held: Pair) -> None:
-    with raises(ValueError, names=("views", "until_step", "copy", "'clone'")):
+    with raises(ValueError, names=("views", "until_step", "copy", "private", "'clone'")):
         worker(held[0], 0, "clone")
     with ShmObjectStoreReceiverCache(ObjectStoreReader.attach(held[0].handle)) as ours:
         with pytest.raises(TypeError):

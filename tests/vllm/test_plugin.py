@@ -653,7 +653,7 @@ def test_a_second_server_of_the_same_name_is_told_what_to_do(named: str) -> None
 def test_what_a_worker_holds_is_as_its_setting_says(sender: SenderCache, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = item(*FIELDS)
     sent, _ = sender.get_and_update_item((whole, []), "a")
-    for setting, pinned in (("copy", 0), ("views", 1), ("until_step", 0)):
+    for setting, pinned in (("copy", 0), ("views", 1), ("private", 1), ("until_step", 0)):
         monkeypatch.setenv("SHMSTORE_VLLM_READ", setting)
         cache = ReceiverCache(None, None)
         found = received(cache, sent)
@@ -661,6 +661,9 @@ def test_what_a_worker_holds_is_as_its_setting_says(sender: SenderCache, monkeyp
         assert isinstance(found, MultiModalKwargsItem)
         assert pinned == cache.reader.stats().live_views
         assert same(whole, pickle.loads(pickle.dumps(found)))
+        if setting in ("copy", "private"):
+            found["key 0"].data.zero_()
+            assert same(whole, received(cache, sent))
         del found
         gc.collect()
         assert 0 == cache.reader.stats().live_views

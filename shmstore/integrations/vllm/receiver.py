@@ -1,9 +1,10 @@
 """The cache of vLLM's worker: it turns references into items.
 
-A worker keeps the items of a request until the request ends, though the encoder needs them once. Hence three ways:
+A worker keeps the items of a request until the request ends, though the encoder needs them once. Hence four ways:
 
     copy        a private copy, the default; nothing of the store is held, and models may write to it
     views       read-only views, which hold the item in the store until the request has ended; a write is a fault
+    private     writable tensors that nobody else sees, which hold the item like views; only what is written is copied
     until_step  an item that reads itself whenever it is used, and holds nothing in between
 """
 
@@ -22,14 +23,14 @@ from shmstore.multimodal.caches.shm_receiver import get_patiently
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.store import ObjectStoreReader
 
-POLICIES = ("copy", "views", "until_step")
+POLICIES = ("copy", "views", "private", "until_step")
 
 
 def policy() -> str:
     """Return how workers read; ValueError if SHMSTORE_VLLM_READ says anything else."""
     chosen = os.environ.get("SHMSTORE_VLLM_READ", "copy")
     if chosen not in POLICIES:
-        raise ValueError(f"SHMSTORE_VLLM_READ must be copy, views or until_step, not {chosen!r}")
+        raise ValueError(f"SHMSTORE_VLLM_READ must be one of {', '.join(POLICIES)}, not {chosen!r}")
     return chosen
 
 
@@ -85,7 +86,7 @@ class ReceiverCache(BaseMultiModalReceiverCache):  # type: ignore[misc]
             return mm_item
         if self._policy == "until_step":
             return LazyItem(self.reader, ref)
-        return get_patiently(self.reader, ref, self._policy == "copy")
+        return get_patiently(self.reader, ref, copy=self._policy == "copy", private=self._policy == "private")
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: Any = None) -> None:
         """Do nothing: the API server's lease keeps what is sent."""

@@ -15,7 +15,7 @@ from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 from shmstore.tiers.relay_client import RelayClient
 
-Policy: TypeAlias = Literal["views", "until_step", "copy"]
+Policy: TypeAlias = Literal["views", "until_step", "copy", "private"]
 
 
 def end_each(end: Callable[[ObjectRef], bool], sent: Iterable[object]) -> int:
@@ -37,12 +37,12 @@ _PATIENCE = 3
 """How often a reader asks for an object whose writer was stopped; it waits a second each time."""
 
 
-def get_patiently(reader: ObjectStoreReader, ref: ObjectRef, copy: bool = False, **options: Any) -> Any:
-    """Return `reader.get(ref, copy, ...)`, and ask again if the writer was stopped while it decided."""
+def get_patiently(reader: ObjectStoreReader, ref: ObjectRef, **options: Any) -> Any:
+    """Return `reader.get(ref, ...)`, and ask again if the writer was stopped while it decided."""
     for _ in range(_PATIENCE - 1):
         with suppress(ObjectBusyError):
-            return reader.get(ref, copy, **options)
-    return reader.get(ref, copy, **options)
+            return reader.get(ref, **options)
+    return reader.get(ref, **options)
 
 
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
@@ -54,6 +54,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
       gone. Writing into one is a segmentation fault.
     * "until_step": the same, and `release_step` puts the references back into the features of the step, so that no
       feature keeps a view until its request ends. The references must be held (`hold=True`), to be read again.
+    * "private": the item is writable, and nobody else sees what is written. It holds its bytes like views.
     * "copy": the item is private and writable, and holds nothing. For engines that keep items until a request ends.
 
     With a `relay`, a reference of another store becomes the item too: the relay that listens at this path fetches it
@@ -72,7 +73,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
             raise TypeError(f"reader must be an ObjectStoreReader, not {type(reader).__name__}")
         if policy not in get_args(Policy):
             raise ValueError(f"policy must be one of {listed(get_args(Policy))}, not {shown(policy)}")
-        self._copy = policy == "copy"
+        self._how = {policy: True} if policy in ("copy", "private") else {}
         self._step: list[tuple[Feature, ItemT, ObjectRef]] | None = [] if policy == "until_step" else None
         self.types = checked_types(types)
         self.reader = reader
@@ -90,7 +91,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
             if self._is_foreign(mm_item):
                 return self.get_and_update([mm_item], [mm_hash])[0]
             try:
-                item: ItemT = get_patiently(self.reader, mm_item, self._copy)
+                item: ItemT = get_patiently(self.reader, mm_item, **self._how)
             except StaleRefError as stale:
                 raise CacheMissError([mm_hash]) from stale
             return item
