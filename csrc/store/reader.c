@@ -7,7 +7,6 @@
  * - The rank's lock is held until the reader is closed *and* its last view is released. Otherwise the writer would find
  *   the lock free and ignore the pins of those views.
  */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -202,9 +201,7 @@ static int acquire(shms_reader *r, const uint8_t *packed, bool private, shms_vie
     }
     show(r, ref.slot, &seen, v);
     if (private && (rc = map_private(r, v))) {
-        int saved = errno;
         shms_view_release(v);
-        errno = saved;
         return rc;
     }
     acknowledge(r, &ref);

@@ -22,7 +22,7 @@
  *
  * CAVEATS.
  *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock. The child inherits
- *    mappings, but no pins, so it must not read the parent's views.
+ *    mappings, but no pins, so it must not read the parent's views, private or not.
  *  - shms_reader_close releases the rank only when the last view is gone. Leases no longer wait for it: its views hold
  *    their objects, and nothing else.
  *  - shms_writer_close releases the writer's lock only when the last unfinished object has ended (its commit fails).

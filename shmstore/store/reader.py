@@ -274,7 +274,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         if private:
             if copy or device is not None:
                 raise TypeError("private excludes copy and device: pass one of them")
-            if isinstance(self._serde, MsgpackSerde):
+            if type(self._serde) is MsgpackSerde:
                 return self._get_private(ref, self._serde)
             copy = True
         if device is not None:

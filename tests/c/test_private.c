@@ -1,4 +1,5 @@
 /* test_private.c - a private view is writable, and nobody sees what is written; it ends before its pin does. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -74,12 +75,23 @@ TEST(the_mapping_ends_before_the_pin) {
     end();
 }
 
+TEST(a_payload_is_mapped_to_its_end) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE); /* and it does not begin where one does */
+    open_store("pages", (shms_options){.capacity = 4 * page, .n_readers = 1, .max_objects = 8}, 1);
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", page, 1, ref));
+    shms_view *v = private_of(ref);
+    CHECK(v && (uintptr_t)v->payload % page && filled(v->payload, page, 1));
+    fill((char *)(uintptr_t)v->payload, page, 2);
+    shms_view_release(v);
+    end();
+}
+
 TEST(an_object_without_a_payload_needs_no_mapping) {
     open_objects("empty");
     CHECK_EQ(1, shms_writer_cancel(w, refs[0]));
     CHECK_EQ(SHMS_OK, put_marked(w, "empty", 0, 1, ref));
     shms_view *v = private_of(ref);
-    CHECK(v && v->payload_size == 0);
+    CHECK(v && v->payload_size == 0 && v->map == NULL);
     shms_view_release(v);
     end();
 }
@@ -129,6 +141,8 @@ TEST(without_its_descriptor_a_reader_has_views_only) {
         CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 1, NULL));
         for (int fd = 3; fd < 100; fd++)
             close(fd);
+        for (int fd = 3; fd < 100; fd++) /* another file has its number */
+            CHECK(open("/dev/zero", O_RDWR) >= 0);
         is_refused(r, 1, EBADF);
         _exit(0);
     }
