@@ -230,12 +230,13 @@ static int map(shms_segment *seg, int fd, int role) {
 }
 
 char *shms_segment_map_private(const shms_segment *seg, const char *at, uint64_t size, void **map, uint64_t *map_size) {
-    uint64_t offset = seg->layout.data_at + (uint64_t)(at - (const char *)seg->all_data), skip = offset % page_size();
+    uint64_t page = seg->layout.page; /* of the file: its data begins where a page does */
+    uint64_t offset = seg->layout.data_at + (uint64_t)(at - (const char *)seg->all_data), skip = offset % page;
     if (!is_segment_fd(seg, seg->fd)) {
         errno = EBADF;
         return NULL;
     }
-    uint64_t n = shms_align_up(skip + size, page_size());
+    uint64_t n = shms_align_up(skip + size, page);
     void *span = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE, seg->fd, (off_t)(offset - skip));
     if (span == MAP_FAILED)
         return NULL;

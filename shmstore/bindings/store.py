@@ -35,6 +35,7 @@ _event = struct.Struct("=QII")
 _EVENTS_AT_ONCE = 65536  # bytes
 _acquire = lib.shms_reader_acquire
 PRIVATELY = lib.shms_reader_acquire_private
+"""How `Reader.acquire` gets a payload that is copy-on-write."""
 _find = lib.shms_reader_find
 _NOT_FOUND = lib.SHMS_ENOTFOUND
 _REF = ffi.typeof(f"uint8_t[{lib.SHMS_REF_SIZE}]")
