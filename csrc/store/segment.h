@@ -84,9 +84,9 @@ int shms_segment_open(shms_segment *seg, const char *name, int role);
  * before taking a lock. A rank that attaches briefly and goes counts as dead, and leases no longer expect it. */
 int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
 
-/* Maps `size` bytes of the data region, from `at` on, once more: copy-on-write, so a write stays in this process. A page that was
- * not written shows the shared one. Sets *map and *map_size for munmap, and returns where the first byte is, or NULL
- * and errno. */
+/* Maps `size` bytes of the data region, from `at` on, once more: copy-on-write, so a write stays in this process. A page
+ * that was not written shows the shared one. Sets *map and *map_size for munmap, and returns where the first byte is,
+ * or NULL and errno. */
 char *shms_segment_map_private(const shms_segment *seg, const char *at, uint64_t size, void **map, uint64_t *map_size);
 
 /* For tests under ThreadSanitizer, which does not see races between two mappings: a second role on `of`'s mapping. */
