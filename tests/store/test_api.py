@@ -85,7 +85,7 @@ CONTRACT: dict[Callable[..., Any], str] = {
     "allow_uid=None, finds_only=False)",
     ObjectStoreReader.find: "(self, key, *, namespace=None)",
     ObjectStoreReader.has: "(self, key, *, namespace=None)",
-    ObjectStoreReader.get: "(self, ref, copy=False, *, device=None, stream=None)",
+    ObjectStoreReader.get: "(self, ref, copy=False, *, private=False, device=None, stream=None)",
     ObjectStoreReader.release: "(self, ref)",
     ObjectStoreReader.validate: "(self, ref)",
     ObjectStoreReader.stats: "(self)",
