@@ -44,6 +44,7 @@ const char *shms_strerror(int code) {
         [-SHMS_EQUOTA] = "the quota of the kind is full of objects that readers hold",
         [-SHMS_EBUSY] = "the object is promised, but its writer was stopped",
         [-SHMS_ENOARENA] = "the handle has no arena",
+        [-SHMS_EMAP] = "the object cannot be mapped a second time",
     };
     return code <= 0 && code > -(int)(sizeof what / sizeof *what) ? what[-code] : "an unknown code";
 }
