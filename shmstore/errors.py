@@ -231,7 +231,11 @@ class SharedMemoryError(ShmStoreError, OSError):
 
 
 class ForeignStoreError(ShmStoreError, PermissionError):
-    """The store belongs to another user, or other users may open it; it was not changed. `errno` is EACCES."""
+    """The store belongs to another user, or other users may open it; it was not changed. `errno` is EACCES.
+
+    Its owner could choose what this process reads, and cut the file short under it. If that user is trusted, pass
+    `allow_uid`.
+    """
 
     _number = _errno.EACCES
     default_message = "the store belongs to another user, or other users may open it"
@@ -267,7 +271,10 @@ class ReservationEndedError(ShmStoreError, RuntimeError):
 
 
 class StaleRefError(ShmStoreError, ValueError):
-    """The reference does not name a live object of this store: the object is gone, or the bits are wrong."""
+    """The reference does not name a live object of this store: the object is gone, or the bits are wrong.
+
+    A writer's own calls also refuse a reference that another writer has handed out.
+    """
 
     default_message = "the object is gone, or the reference has been modified or is invalid"
     default_hint = (
@@ -277,7 +284,10 @@ class StaleRefError(ShmStoreError, ValueError):
 
 
 class StoreNotFoundError(ShmStoreError, FileNotFoundError):
-    """This host has no store with this name (`errno` is ENOENT)."""
+    """This host has no store with this name, or its creation has not ended (`errno` is ENOENT).
+
+    A reader of a removed store raises it for what is not in the memory that it still maps.
+    """
 
     _number = _errno.ENOENT
     default_message = "there is no store with this name"
@@ -298,7 +308,7 @@ class StoreExistsError(ShmStoreError, FileExistsError):
 
 
 class WriterActiveError(ShmStoreError, RuntimeError):
-    """Another process writes to this store, or to this arena of it."""
+    """Another process writes to this store, or to this arena of it; or all arenas have a living writer."""
 
     default_message = "the store has a live writer"
     default_hint = "close that writer, or wait until its process has ended"
@@ -313,7 +323,7 @@ class NoArenaError(ShmStoreError, RuntimeError):
 
 
 class RankInUseError(ShmStoreError, RuntimeError):
-    """A live reader holds this rank."""
+    """A live reader holds this rank, or views of a closed one do."""
 
     default_message = "the rank is taken by a live reader"
     default_hint = "give each worker its own rank, or close the reader that holds this one"
@@ -344,7 +354,10 @@ class TierFullError(TierError):
 
 
 class LayoutMismatchError(ShmStoreError, ValueError):
-    """The segment was created by another version of shmstore, or for another architecture."""
+    """The store has other options or ranks than the caller said, or the file is not a store of this version.
+
+    The message says which.
+    """
 
     default_message = "the segment has a different layout"
     default_hint = "run the same version of shmstore in every process that shares the store"
@@ -383,7 +396,7 @@ class UnknownTypeError(CorruptStoreError):
 
 
 class StoreClosedError(ShmStoreError, ValueError):
-    """The writer or reader was closed, or belongs to another process."""
+    """The writer or reader was closed, or belongs to another process, or a new store has the name of a reader's."""
 
     default_message = "the store is closed"
     default_hint = "use it before close(); after a fork, attach again in the child"
