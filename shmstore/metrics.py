@@ -91,7 +91,7 @@ _STORE = _families(
     puts=("shmstore_puts_total", "Objects stored."),
     put_bytes=("shmstore_put_bytes_total", "Bytes of tensors copied into the store."),
     next_lease=("shmstore_leases_total", "References handed out, by put and by get_cached."),
-    hits=("shmstore_hits_total", "Calls of get_cached that found their key."),
+    hits=("shmstore_hits_total", "Calls of get_cached, and items asked of a sender cache, that found their key."),
     adopted=("shmstore_adopted_hits_total", "Calls of get_cached that found their key in another writer's arena."),
     misses=("shmstore_misses_total", "Calls of get_cached that did not find their key."),
     evictions=("shmstore_evictions_total", "Objects reclaimed to make room."),
@@ -108,7 +108,7 @@ _MORE_HITS = _Family(
 _KIND = _families(
     ("store", "kind", "writer"),
     bytes=("shmstore_kind_bytes", "Part of the data region under objects of the kind."),
-    objects=("shmstore_kind_objects", "Objects of the kind, and unfinished puts."),
+    objects=("shmstore_kind_objects", "Objects of the kind, deleted objects that are still held, and unfinished puts."),
     quota=("shmstore_kind_quota_bytes", "Bytes that the kind may have; not there without a quota."),
 )
 _TIER = _families(
@@ -124,7 +124,7 @@ _TIER = _families(
     published_bytes=("shmstore_tier_published_bytes_total", "Bytes of tensors sent to the tier."),
     refused=("shmstore_tier_refused_total", "Objects for which the tier had no room."),
     dropped=("shmstore_tier_dropped_total", "Objects given up: full queue, evicted object, or failure of the tier."),
-    queued=("shmstore_tier_queued_objects", "Objects that wait to be sent."),
+    queued=("shmstore_tier_queued_objects", "Objects that wait to be sent, as of the last call to the tier."),
     saved_seconds=("shmstore_tier_saved_seconds_total", "How much longer processing would have taken than fetches."),
     open=("shmstore_tier_circuit_open", "1 while the circuit is open because the tier failed, else 0."),
 )
