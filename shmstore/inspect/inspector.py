@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from shmstore import namespaces
@@ -163,9 +162,7 @@ class StoreInspector:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

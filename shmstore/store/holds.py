@@ -1,7 +1,6 @@
 """What is held until it is ended: a lease of a writer, space that it fills, and the pin of a rank."""
 
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from shmstore.bindings.batch import Batch
@@ -25,9 +24,7 @@ class Held(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.end()
 
     def __reduce__(self) -> Any:
@@ -138,9 +135,7 @@ class Reservation(Held):
 
     end = abort
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._batch is not None:
             self.commit()
         self.abort()

@@ -45,6 +45,17 @@ if TYPE_CHECKING:
     import torch
 
 
+def _looking(call: Callable[..., Any]) -> Any:
+    """Return a method of the bindings that first looks whether another writer has taken over."""
+
+    def look_and_call(reader: "_Watching", *arguments: Any) -> Any:
+        if epoch := reader.took_over():
+            reader._on_takeover(epoch)
+        return call(reader, *arguments)
+
+    return look_and_call
+
+
 class _Watching(native.Reader):
     """Looks before each call whether another writer has taken over."""
 
@@ -57,33 +68,12 @@ class _Watching(native.Reader):
         reader._on_takeover = on_takeover
         return reader
 
-    def _look(self) -> None:
-        if epoch := self.took_over():
-            self._on_takeover(epoch)
-
-    def acquire(self, packed: bytes, *call: Any) -> tuple[bytes, Any]:
-        self._look()
-        return super().acquire(packed, *call)
-
-    def release(self, packed: bytes) -> bool:
-        self._look()
-        return super().release(packed)
-
-    def validate(self, packed: bytes) -> bool:
-        self._look()
-        return super().validate(packed)
-
-    def find(self, key: bytes) -> tuple[bytes, Any] | None:
-        self._look()
-        return super().find(key)
-
-    def has(self, key: bytes) -> bool:
-        self._look()
-        return super().has(key)
-
-    def stats(self) -> dict[str, int]:
-        self._look()
-        return super().stats()
+    acquire = _looking(native.Reader.acquire)
+    release = _looking(native.Reader.release)
+    validate = _looking(native.Reader.validate)
+    find = _looking(native.Reader.find)
+    has = _looking(native.Reader.has)
+    stats = _looking(native.Reader.stats)
 
 
 def _waiting(seconds: float, name: str, attach: Callable[[], native.Reader]) -> native.Reader:

@@ -45,8 +45,10 @@ def reopened(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreWriter:
         lambda reader, ref: reader.release(ref),
         lambda reader, ref: reader.validate(ref),
         lambda reader, _: reader.stats(),
+        lambda reader, _: reader.find("absent"),
+        lambda reader, _: reader.has("absent"),
     ],
-    ids=["get", "release", "validate", "stats"],
+    ids=["get", "release", "validate", "stats", "find", "has"],
 )
 def test_the_first_call_behind_a_takeover_tells_of_it_and_no_other(
     stores: Stores, call: Callable[[ObjectStoreReader, ObjectRef], Any]
