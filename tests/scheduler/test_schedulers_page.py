@@ -1,80 +1,9 @@
-"""The programs of docs/guides/schedulers.md run as they stand there."""
+"""What docs/guides/schedulers.md says in prose; its programs check themselves, and test_docs.py runs them."""
 
 from __future__ import annotations
 
-import re
-import runpy
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from shmstore.errors import StoreFullError
 from shmstore.scheduler import PrefixCacheStats
 from tests.scheduler.helpers import admit, manager, request
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "schedulers.md"
-
-
-def run_program(number: int, folder: Path, change: Callable[[str], str] = str) -> dict[str, Any]:
-    programs = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.S | re.M)
-    assert 5 == len(programs)
-    program = folder / "program.py"
-    program.write_text(change(programs[number]), encoding="utf-8")
-    return runpy.run_path(str(program))
-
-
-def test_the_step_loop_finishes_every_request_with_hits_and_preemptions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = run_program(0, tmp_path)
-    log = names["log"]
-    assert {"r0", "r1", "r2"} == set(names["finished"])
-    assert 0.0 == names["manager"].usage
-    assert "admit r0, 0 tokens found" == log[0]
-    assert "admit r1, 8 tokens found" in log
-    assert any(line.startswith("preempt") for line in log)
-    assert "usage at the end: 0%" == capsys.readouterr().out.splitlines()[-1]
-    names["manager"].check_valid()
-
-
-def test_the_window_program_shows_what_its_comments_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_program(1, tmp_path)
-    assert [
-        "[('layers.0', 'layers.2'), ('layers.1', 'layers.3')] 20",
-        "([1, 2, 3, 4], [5, 6, 7, 8])",
-        "([1, 2, 3, 4, 9], [0, 0, 7, 8, 10])",
-    ] == capsys.readouterr().out.splitlines()
-    names["manager"].check_valid()
-
-
-def test_the_router_gets_the_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_program(2, tmp_path)
-    want = "BlockStored [0, 1, 2, 3, 4, 5, 6, 7] [['L'], ['L']] full_attention"
-    assert [want] == capsys.readouterr().out.splitlines()
-
-
-def test_the_program_for_several_workers_shows_their_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_program(3, tmp_path)
-    blocks = (3 << 20) // 8192  # of the worker with less memory; a page has 2 * 16 * 2 * 64 * 2 bytes
-    lines = capsys.readouterr().out.splitlines()
-    assert [f"{blocks} [('layers.0',), ('layers.1',)]", f"{blocks} [('layers.2',), ('layers.3',)]"] == lines[0:4:2]
-    windows = (128 - 1 + 512 + 15) // 16 + 1
-    assert (blocks - 1 - windows) * 16 == names["longest"]
-    assert f"{(2048 + windows + 1) * 8192} {3 << 20} {names['longest']}" == lines[-1]
-
-
-def test_the_encoder_program_tells_its_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_program(4, tmp_path)
-    steps = ["encode ['A'], drop []", "encode ['B'], drop ['A']", "encode ['A'], drop ['B']"]
-    assert steps == capsys.readouterr().out.splitlines()
-    names["cache"].check_valid()
-
-
-def test_the_encoder_program_would_raise_if_it_asked_by_can_allocate(tmp_path: Path) -> None:
-    with pytest.raises(StoreFullError):
-        run_program(4, tmp_path, lambda text: text.replace("cache.reserve(", "cache.can_allocate("))
 
 
 def test_beyond_max_model_len_success_is_no_room() -> None:
