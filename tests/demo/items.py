@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from examples.demo.images import ImageError
 from examples.demo.processing import Picture, Processed, processed
 
 
@@ -89,49 +87,6 @@ class LosesTheStore(RandomItems):
         for left in Path("/dev/shm").glob(f"shmstore-demo-{supervisor.pid}-*"):
             left.unlink()
         yield from super().__iter__()
-
-
-class LateTerminationError(ImageError):
-    """Has the process get SIGTERM while it is on its way out, at the latest moment before its supervisor knows why."""
-
-    def __str__(self) -> str:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return super().__str__()
-
-
-@dataclass(frozen=True)
-class BrokenImage:
-    """The image cannot be read."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Picture]:
-        raise LateTerminationError("broken.png: truncated")
-
-
-@dataclass(frozen=True)
-class BrokenPicture:
-    """The processor has a defect."""
-
-    name = "broken"
-
-    def mm_hash(self) -> str:
-        return "broken"
-
-    def process(self) -> Processed:
-        raise ZeroDivisionError("a defect")
-
-
-@dataclass(frozen=True)
-class FailingProcessor:
-    """The only picture cannot be processed."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Picture]:
-        yield BrokenPicture()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from examples.demo.api import default_capacity, request_order, room_for_all
-from examples.demo.images import SHIPPING_PACKAGES, folder_photographs, load_image, shipped_photographs
+from examples.demo.images import SHIPPING_PACKAGES, shipped_photographs
 from examples.demo.main import execute, main, run
 from examples.demo.messages import Progress
 from examples.demo.modes import MODES
@@ -28,7 +28,7 @@ from examples.demo.records import MAX_WORKERS, DemoReport, Faults, ModeFigures, 
 from examples.demo.supervisor import GRACE_S, Observer
 from shmstore import ObjectStoreWriter
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
-from tests.demo.items import BrokenImage, LosesTheStore, NotedItems, RandomItems, StuckProcessor
+from tests.demo.items import LosesTheStore, NotedItems, RandomItems, StuckProcessor
 from tests.support import FRESH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,12 +278,6 @@ def test_a_process_that_dies_after_the_kill_ends_the_run_with_its_name(capfd: py
     assert capfd.readouterr().err == f"demo: the API process (pid {pid}) was ended by SIGKILL\n"
 
 
-@starts_fast
-def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
-    assert execute(RunSettings(workers=1), BrokenImage()) == 2
-    assert capfd.readouterr().err == "demo: broken.png: truncated\n"
-
-
 SCRIPT = """
 import signal, sys, time
 from multiprocessing.process import BaseProcess
@@ -476,20 +470,6 @@ def test_the_processor_is_qwen2_vls_and_its_items_are_named_by_content() -> None
     assert 3 == len({one.mm_hash() for one in [picture, *different]})
 
 
-@needs_extra
-def test_both_packages_ship_photographs_that_can_be_read_without_a_network() -> None:
-    paths = shipped_photographs()
-    assert {"astronaut.png", "retina.jpg", "china.jpg", "flower.jpg"} <= {path.name for path in paths}
-    assert (load_image(paths[-1]).size, load_image(paths[-1]).mode) == ((640, 427), "RGB")
-
-
-def test_a_folder_gives_its_images_by_name_and_nothing_else(tmp_path: Path) -> None:
-    for name in ("b.PNG", "a.jpg", "c.txt"):
-        (tmp_path / name).touch()
-    (tmp_path / "d.png").mkdir()
-    assert (tmp_path / "a.jpg", tmp_path / "b.PNG") == folder_photographs(tmp_path)
-
-
 @pytest.mark.parametrize("folder", ["empty", "absent"])
 def test_a_folder_without_images_is_a_usage_error(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -545,19 +525,6 @@ def test_options_that_do_not_go_with_kill_are_a_usage_error_with_a_hint(
     assert line.endswith(hint)
 
 
-@needs_extra
-@pytest.mark.parametrize(("arguments", "modes"), [([], ("none", "lru", "shm")), (["--kill", "worker"], ("shm",))])
-def test_the_command_runs_all_modes_but_with_kill_only_shm(
-    arguments: list[str], modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def execute(settings: RunSettings, source: object, **options: object) -> int:
-        assert (arguments[-1:], modes) == ([settings.kill] if settings.kill else [], options["modes"])
-        return 7
-
-    monkeypatch.setattr("examples.demo.main.execute", execute)
-    assert main([*arguments]) == 7
-
-
 def item_of(tensors: dict[str, torch.Tensor]) -> MultiModalKwargsItem:
     field = MultiModalBatchedField()
     return MultiModalKwargsItem({key: MultiModalFieldElem("image", key, data, field) for key, data in tensors.items()})
@@ -593,14 +560,6 @@ def test_a_run_with_a_kill_has_room_for_all_items_also_if_some_are_small() -> No
         for number, size in enumerate(sorted(sizes)):
             writer.cancel(writer.put(f"{number:064x}", torch.zeros(size, dtype=torch.uint8)))
         assert len(sizes) == len(writer.keys())
-
-
-def test_each_mode_keeps_the_capacity_in_bytes_where_it_says() -> None:
-    for mode in MODES.values():
-        config = mode.config(workers=3, capacity=1_234_567, store_name="a-store")
-        ipc = 0 if mode.name == "none" else 1_234_567
-        assert (1_234_567, ipc, 3) == (config.processor_cache_bytes, config.ipc_cache_bytes, config.world_size)
-    assert (1_234_567, "a-store") == (config.max_object_bytes, config.shm_name)
 
 
 def test_requests_follow_the_seed_and_ask_for_each_item_once_a_round() -> None:
