@@ -408,25 +408,6 @@ TEST(a_view_has_the_checked_lengths_even_if_the_slot_changes) {
     end_writer(w);
 }
 
-TEST(keys_come_in_order_of_age) {
-    const char *name = store_name("keys");
-    shms_writer *w = make(name, 1024, 1, 64);
-    uint8_t out[200], *p = out;
-    uint64_t size[2] = {0};
-    for (char c = 'a'; c < 'a' + 10; c++) /* 8 fit: a and b go */
-        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
-    CHECK_EQ(1, shms_writer_delete(w, "d", 1));
-    CHECK_EQ(SHMS_OK, shms_writer_stored(w, "", 0, out, size)); /* asks how much room it needs */
-    CHECK_EQ(7 * (sizeof(shms_event) + 1), size[0]);
-    CHECK_EQ(SHMS_OK, shms_writer_stored(w, "", 0, out, size));
-    for (const char *expected = "cefghij"; *expected; expected++, p += sizeof(shms_event) + 1)
-        CHECK_EQ(*expected, p[sizeof(shms_event)]);
-    CHECK_EQ(7, shms_writer_count(w));
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    CHECK_EQ(0, stats_of(w).objects);
-    end_writer(w);
-}
-
 static shms_writer *closing;
 static pthread_t closer;
 static const char *closing_name;
@@ -497,28 +478,6 @@ TEST(a_store_that_its_writer_unlinked_meanwhile_is_not_recovered) {
     CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&heir, closing_name, NULL));
     shms_step_hook = NULL;
     shms_writer_free(closing);
-}
-
-TEST(a_prefaulted_segment_works_like_any_other) {
-    shms_options o = {.capacity = 5 << 20, .n_readers = 1, .flags = SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO};
-    const char *name = store_name("warm");
-    shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    shms_reader *r = attach(name, 0);
-    char *bytes = malloc(4 << 20);
-    fill(bytes, 4 << 20, 5);
-    shms_piece piece = {0, 4 << 20, (uintptr_t)bytes};
-    CHECK_EQ(SHMS_OK, verb_put(w, "k", 1, NULL, 0, 4 << 20, &piece, 1, ref));
-    shms_view *v = view_of(r, ref);
-    CHECK(v && !memcmp(v->payload, bytes, 4 << 20));
-    shms_view_release(v);
-    free(bytes);
-    shms_reader_free(r);
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    CHECK_EQ(o.flags, (shms_writer_options(w, &o, (uint64_t[2]){0}), o.flags));
-    end_writer(w);
 }
 
 TEST(a_reader_may_write_only_its_own_table) {

@@ -207,26 +207,6 @@ def test_six_bytes_processor_only() -> None:
     assert (("D", "E", "A", "C"), CacheInfo(2, 7)) == (cache.order, cache.make_stats())
 
 
-@pytest.mark.parametrize("asks", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_hundred_random_batches_reach_p1_as_without_a_cache(asks: int, seed: int) -> None:
-    rng = random.Random(seed)
-    sender, receiver = pair(8)
-    sizes = {f"h{n}": rng.randint(1, 4) for n in range(9)}
-    for _ in range(100):
-        mm_hashes = rng.choices(list(sizes), k=rng.randint(1, 4))
-        for _ in range(asks):
-            cached = [sender.is_cached_item(mm_hash) for mm_hash in mm_hashes]
-        inputs = [
-            None if hit else (item(sizes[h], int(h[1])), [update(h)]) for h, hit in zip(mm_hashes, cached, strict=True)
-        ]
-        outputs = sender.get_and_update(inputs, mm_hashes)
-        assert [[update(mm_hash)] for mm_hash in mm_hashes] == [updates for _, updates in outputs]
-        out = receiver.get_and_update_features(features(mm_hashes, [sent for sent, _ in outputs]))
-        assert [item(sizes[h], int(h[1])) for h in mm_hashes] == [feature.data for feature in out]
-        assert receiver.order == sender.order
-
-
 # --- within a batch ------------------------------------------------------------------------------------------------
 
 
