@@ -217,7 +217,7 @@ class StoreSpaceError(ShmStoreError, OSError):
 
 
 class SharedMemoryError(ShmStoreError, OSError):
-    """The system does not let this process use shared memory; `errno` is the system's error number."""
+    """The system does not let this process use shared memory, or has no such NUMA node; `errno` is its error number."""
 
     default_message = "shared memory cannot be used here"
     default_hint = (
