@@ -192,9 +192,9 @@ class StoreFullError(ShmStoreError, MemoryError):
 
 
 class StoreSpaceError(ShmStoreError, OSError):
-    """There is no room in /dev/shm for a store, or for the arena that a writer takes; none was created or taken.
+    """There is no room in the folder for a store, or for the arena that a writer takes; none was created or taken.
 
-    `needed`, `free` and `total`, which is the size of /dev/shm, are in bytes. `errno` is ENOSPC.
+    `needed`, `free` and `total`, which is the size of the file system, are in bytes. `errno` is ENOSPC.
     """
 
     _number = _errno.ENOSPC
@@ -204,16 +204,17 @@ class StoreSpaceError(ShmStoreError, OSError):
     needed: int | None = None
     free: int | None = None
     total: int | None = None
+    folder: str = "/dev/shm"
 
     def _usual_message(self) -> str:
         if self.needed is None or self.free is None:
             return self.default_message
-        return f"{self.default_message}: {-(-self.needed >> 20)} MiB needed, {self.free >> 20} MiB free"
+        return f"there is no room in {self.folder}: {-(-self.needed >> 20)} MiB needed, {self.free >> 20} MiB free"
 
     def _usual_hint(self) -> str:
         if (self.needed or 0) > (self.total or 0):
-            return self.default_hint
-        return "see what fills it (ls -ls /dev/shm), remove useless stores (shmstore gc), or use less capacity"
+            return self.default_hint.replace("/dev/shm", self.folder)
+        return f"see what fills it (ls -ls {self.folder}), remove useless stores (shmstore gc), or use less capacity"
 
 
 class SharedMemoryError(ShmStoreError, OSError):
@@ -221,8 +222,8 @@ class SharedMemoryError(ShmStoreError, OSError):
 
     default_message = "shared memory cannot be used here"
     default_hint = (
-        "stores are files in /dev/shm, a writable tmpfs (mount it, or chmod); check its free space and inodes, and the "
-        "limits of this process: ulimit -f (RLIMIT_FSIZE), -n (RLIMIT_NOFILE), -v (RLIMIT_AS)"
+        "stores are files in a writable tmpfs, by default /dev/shm (mount it, or chmod); check its free space and "
+        "inodes, and the limits of this process: ulimit -f (RLIMIT_FSIZE), -n (RLIMIT_NOFILE), -v (RLIMIT_AS)"
     )
 
     def __init__(self, message: str | None = None, *, number: int | None = None, hint: str | None = None) -> None:
@@ -292,7 +293,7 @@ class StoreNotFoundError(ShmStoreError, FileNotFoundError):
     _number = _errno.ENOENT
     default_message = "there is no store with this name"
     default_hint = (
-        "create the store first, or wait for it (attach(name, wait=seconds)), and share /dev/shm between containers"
+        "create the store first, or wait for it (attach(name, wait=seconds)), and share its folder between containers"
     )
 
 

@@ -1,4 +1,4 @@
-"""Tells what a file in /dev/shm is: for listings, for `gc`, for leftovers and for error messages."""
+"""Tells what a file in a folder of stores is: for listings, for `gc`, for leftovers and for error messages."""
 
 import errno
 import os
@@ -15,8 +15,8 @@ from shmstore.errors import (
     StoreNotFoundError,
     shown,
 )
+from shmstore.places import parts_of, path_of, place_of
 
-DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "shmstore-"
 """The start of generated names."""
 _PF_KTHREAD = 0x00200000
@@ -37,10 +37,12 @@ FileState = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFile:
-    """A file in /dev/shm, and what it is."""
+    """A file in a folder of stores, and what it is."""
 
     name: str
-    """The store's name: the file's, without the directory."""
+    """The store's name: the file's, without the folder."""
+    dir: str
+    """The folder."""
     state: FileState
     problem: str | None
     """What is wrong with it, in words; None if nothing is."""
@@ -64,29 +66,36 @@ class SegmentFile:
     """Whether its name was generated and its processes are dead: the next `create` of its user removes it."""
 
     @property
+    def place(self) -> str:
+        """Its place, as in `shmstore.places`."""
+        return place_of(self.name, self.dir)
+
+    @property
     def recoverable(self) -> bool:
         """Whether `recover`, of this or another version, may find everything in it, and somebody may ask for it."""
         return self.state in ("ok", "other version", "sparse") and not self.ephemeral
 
 
-def classify(name: str) -> SegmentFile:
-    """Return what a file in /dev/shm is; it may be any file. StoreNotFoundError if no file has that name."""
+def classify(place: str) -> SegmentFile:
+    """Return what the file at a place is; it may be any file. StoreNotFoundError if there is none."""
     try:
-        seen = native.probe(name)
+        seen = native.probe(place)
     except PermissionError:
-        return _not_opened(name, "unreadable")
+        return _not_opened(place, "unreadable")
     except LayoutMismatchError:  # not a regular file
-        return _not_opened(name, "foreign")
+        return _not_opened(place, "foreign")
     except (StoreNotFoundError, ValueError):
-        raise no_store(name) from None
+        raise no_store(place) from None
     except OSError as error:
         if error.errno != errno.ENXIO:  # a socket, which cannot be opened
             raise
-        return _not_opened(name, "foreign")
-    state, problem, writers = _judge(name, seen)
+        return _not_opened(place, "foreign")
+    folder, name = parts_of(place)
+    state, problem, writers = _judge(place, name, seen)
     alive = bool(seen["writer_alive"])
     return SegmentFile(
         name=name,
+        dir=folder,
         state=state,
         problem=problem,
         file_bytes=seen["size"],
@@ -103,20 +112,20 @@ def classify(name: str) -> SegmentFile:
     )
 
 
-def no_store(name: str) -> StoreNotFoundError:
-    """Return the error for a name that no file in /dev/shm has."""
-    return StoreNotFoundError(f"there is no store named {shown(name)}", hint="list the stores with shmstore ls")
+def no_store(place: str) -> StoreNotFoundError:
+    """Return the error for a place where there is no file."""
+    return StoreNotFoundError(f"there is no store named {shown(place)}", hint="list the stores with shmstore ls")
 
 
-def another_user(name: str) -> ForeignStoreError:
+def another_user(place: str) -> ForeignStoreError:
     """Return the error for a store of another user, which this process may not open or change."""
     with suppress(OSError):  # it has gone meanwhile
-        uid = os.lstat(f"{DIRECTORY}/{name}").st_uid
-        return ForeignStoreError(f"store {shown(name)} belongs to user {uid}", hint=f"run this as user {uid}")
-    return ForeignStoreError(f"store {shown(name)}: {ForeignStoreError.default_message}")
+        uid = os.lstat(path_of(place)).st_uid
+        return ForeignStoreError(f"store {shown(place)} belongs to user {uid}", hint=f"run this as user {uid}")
+    return ForeignStoreError(f"store {shown(place)}: {ForeignStoreError.default_message}")
 
 
-def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None, list[bool]]:
+def _judge(place: str, name: str, seen: dict[str, int]) -> tuple[FileState, str | None, list[bool]]:
     """Return its state, what is wrong, and of a sound store whether each writer is alive."""
     if not seen["ours"] and not (seen["blank"] and name.startswith(PREFIX)):
         empty = "is empty: its creation was not completed, or it is no store"
@@ -130,7 +139,7 @@ def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None, list
     if not seen["same_version"]:
         return "other version", "laid out by another version of shmstore", []
     try:
-        return "ok", None, native.writers(name)
+        return "ok", None, native.writers(place)
     except SparseStoreError as error:
         return "sparse", error.default_message, []
     except CorruptStoreError:
@@ -142,10 +151,12 @@ def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None, list
 _FOREIGN: Final[tuple[FileState, str]] = "foreign", "is no store"
 
 
-def _not_opened(name: str, state: FileState) -> SegmentFile:
-    stat = os.lstat(f"{DIRECTORY}/{name}")
+def _not_opened(place: str, state: FileState) -> SegmentFile:
+    folder, name = parts_of(place)
+    stat = os.lstat(path_of(place))
     return SegmentFile(
         name=name,
+        dir=folder,
         state=state,
         problem=f"belongs to user {stat.st_uid}" if state == "unreadable" else _FOREIGN[1],
         file_bytes=stat.st_size,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from shmstore.errors import StaleRefError, listed, shown
+from shmstore.places import DIRECTORY
 
 __all__ = ["ObjectRef", "StoreHandle"]
 
@@ -118,7 +119,7 @@ def trusted_ref(packed: bytes) -> ObjectRef:
 
 @dataclass(frozen=True, slots=True)
 class StoreHandle:
-    """The name, number and ranks of a store, which a worker needs to attach.
+    """The name, number, ranks and folder of a store, which a worker needs to attach.
 
     The handle pickles, and `to_json` makes it fit an environment variable.
     """
@@ -129,6 +130,13 @@ class StoreHandle:
     """The store's random number; a later store with the same name has a different one."""
     n_readers: int
     """Ranks 0 to n_readers - 1 may attach."""
+    dir: str = DIRECTORY
+    """The folder as its writer sees it; a container may have mounted it elsewhere: attach(handle, dir=...)."""
+
+    @property
+    def path(self) -> str:
+        """The path of the store's file."""
+        return f"{self.dir}/{self.name}"
 
     def to_json(self) -> str:
         """Return the handle as one line of JSON."""
@@ -145,7 +153,8 @@ class StoreHandle:
             ) from error
         if not isinstance(fields, dict):
             raise ValueError(f"not a store handle: {shown(text)} is not a JSON object")
-        kinds = {"name": str, "store_id": int, "n_readers": int}
+        kinds = {"name": str, "store_id": int, "n_readers": int, "dir": str}
+        fields.setdefault("dir", DIRECTORY)
         if more := [name for name in fields if name not in kinds]:
             raise ValueError(f"not a store handle: {shown(text)} has unknown fields: {listed(more)}")
         for name, kind in kinds.items():

@@ -14,7 +14,7 @@ import yaml
 from shmstore.bindings.store import space
 from shmstore.cli.command import parse_size
 from shmstore.cli.main import build_parser
-from shmstore.files import DIRECTORY
+from shmstore.places import DIRECTORY
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")

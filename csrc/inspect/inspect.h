@@ -37,7 +37,7 @@
 
 typedef struct shms_inspector shms_inspector;
 
-/* What a file in /dev/shm looks like. It need not be a segment. */
+/* What a file looks like. It need not be a segment. */
 typedef struct shms_probe {
     uint64_t size, allocated, device, inode, modified_ns, uid;
     uint64_t ours;         /* 1: it starts with the magic number */
@@ -138,7 +138,7 @@ typedef struct shms_finding {
 #define SHMS_F_PIN_COUNT 33    /* value: slot, expected: pins; more pins than a process can have */
 #define SHMS_F_UNATTACHED 34   /* never attached, but its table is not empty */
 
-/* Reads about a regular file in /dev/shm. SHMS_ENOSTORE: there is no such file. SHMS_ELAYOUT: it is not a regular
+/* Reads about a regular file. SHMS_ENOSTORE: there is no such file. SHMS_ELAYOUT: it is not a regular
  * file. */
 int shms_probe_file(shms_probe *out, const char *name);
 

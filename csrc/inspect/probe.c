@@ -1,5 +1,5 @@
 /*
- * probe.c - probes or removes a file in /dev/shm by name, without mapping it: for lists of segments, and for the
+ * probe.c - probes or removes a file by its name, without mapping it: for lists of segments, and for the
  * remains of dead writers and foreign programs.
  */
 #include <errno.h>
@@ -25,7 +25,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
     if (rc)
         return rc;
     /* O_NONBLOCK: the open must return whatever kind of file it is, also for a pipe. */
-    seg.fd = shm_open(seg.name, O_RDONLY | O_NONBLOCK, 0);
+    seg.fd = shms_segment_open_path(&seg, O_RDONLY | O_NONBLOCK);
     if (seg.fd < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : errno == ELOOP ? SHMS_ELAYOUT : SHMS_ESYS;
     if (fstat(seg.fd, &st))

@@ -126,9 +126,9 @@ void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the 
 int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
 /* May this process have memory on that node, below SHMS_NODES? SHMS_ESYS, with EINVAL: there is no such node. */
 int shms_node_check(uint32_t node);
-/* Watches /dev/shm, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
+/* Watches a folder, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
  * _watch_close must follow all the same. */
-int shms_watch(int *out);
+int shms_watch(int *out, const char *folder);
 void shms_watch_close(int *watch); /* idempotent; *watch may be -1 */
 /* 1: since the last call a file of that name came, or the creation of a store ended; 0; or SHMS_ESYS. Never waits. */
 int shms_watch_read(int watch, const char *name);

@@ -92,12 +92,16 @@ static void fork_child(void) {
 }
 static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork_child); }
 
+int shms_segment_open_path(const shms_segment *seg, int flags) {
+    return open(seg->path, flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
 /* Opens the file and adds the segment to the list. No fork can come between the two. */
 int shms_segment_open_file(shms_segment *seg, int flags) {
     struct stat st;
     pthread_once(&fork_once, fork_register);
     pthread_mutex_lock(&open_mutex);
-    seg->fd = shm_open(seg->name, flags, 0600);
+    seg->fd = shms_segment_open_path(seg, flags);
     if (seg->fd >= 0 && fstat(seg->fd, &st) == 0) {
         seg->dev = st.st_dev;
         seg->ino = st.st_ino;
@@ -124,12 +128,12 @@ static void list_remove(shms_segment *seg) {
 }
 
 int shms_segment_name(shms_segment *seg, const char *name) {
-    size_t n = strlen(name);
-    if (n == 0 || n > SHMS_MAX_NAME || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
+    const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
+    size_t n = strlen(last);
+    if (n == 0 || n > SHMS_MAX_NAME || !strcmp(last, ".") || !strcmp(last, "..") || (slash && *name != '/'))
         return SHMS_EINVAL;
-    seg->name[0] = '/';
-    memcpy(seg->name + 1, name, n + 1);
-    return SHMS_OK;
+    int size = snprintf(seg->path, sizeof seg->path, "%s%s", slash ? "" : "/dev/shm/", name);
+    return size < (int)sizeof seg->path ? SHMS_OK : SHMS_EINVAL;
 }
 
 int shms_options_round(shms_options *options) {
@@ -198,7 +202,7 @@ static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size) {
 
 /* Opens the segment's file once more, for mappings. */
 static int open_again(const shms_segment *seg, int role) {
-    int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
+    int fd = shms_segment_open_path(seg, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR);
     if (fd < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
     if (is_segment_fd(seg, fd))
@@ -461,11 +465,7 @@ int shms_segment_reserve(const shms_segment *seg, uint64_t *needed) {
 }
 
 /* Stats the file that has the name, without a descriptor. So it works also for a file that may not be opened. */
-static bool stat_name(const shms_segment *seg, struct stat *st) {
-    char path[sizeof "/dev/shm" + sizeof seg->name];
-    snprintf(path, sizeof path, "/dev/shm%s", seg->name);
-    return lstat(path, st) == 0;
-}
+static bool stat_name(const shms_segment *seg, struct stat *st) { return lstat(seg->path, st) == 0; }
 
 /* Returns the code for an open that failed. */
 static int open_failed(const shms_segment *seg) {
@@ -473,8 +473,7 @@ static int open_failed(const shms_segment *seg) {
     int why = errno;
     if (why == ENOENT)
         return SHMS_ENOSTORE;
-    /* a symbolic link; a directory, which the C library's shm_open calls EINVAL; a socket */
-    if (why == ELOOP || why == EISDIR || why == EINVAL || why == ENXIO)
+    if (why == ELOOP || why == EISDIR || why == ENXIO) /* a symbolic link; a directory; a socket */
         return SHMS_ELAYOUT;
     bool foreign = why == EACCES && stat_name(seg, &st) && st.st_uid != geteuid();
     errno = why;
@@ -635,7 +634,7 @@ bool shms_segment_named(const shms_segment *seg) {
 void shms_segment_unlink(const shms_segment *seg) {
     int saved = errno;
     if (shms_segment_named(seg))
-        shm_unlink(seg->name);
+        unlink(seg->path);
     errno = saved;
 }
 

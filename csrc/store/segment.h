@@ -1,5 +1,5 @@
 /*
- * segment.h - the file in /dev/shm: creation, mapping, locks and closing.
+ * segment.h - the file of a store: creation, mapping, locks and closing.
  *
  * A segment is mapped in pieces with different rights:
  * - control (superblock, arenas, reader tables): the creator may write all of it until it is published, but for the
@@ -18,6 +18,7 @@
 #ifndef SHMS_SEGMENT_H
 #define SHMS_SEGMENT_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <sys/types.h>
 #include <time.h>
@@ -46,13 +47,15 @@ typedef struct shms_segment {
     bool borrowed;                    /* the mappings belong to another segment */
     dev_t dev;
     ino_t ino;
-    char name[SHMS_MAX_NAME + 2]; /* with the slash of shm_open */
+    char path[PATH_MAX];
     struct shms_segment *next, *prev; /* the list of open segments, for the fork handlers */
 } shms_segment;
 
-/* Sets the name. SHMS_EINVAL: empty, too long, with a slash, `.` or `..`. */
+/* Sets the path. SHMS_EINVAL: empty, too long, `.` or `..`, or a path that does not start at the root. */
 int shms_segment_name(shms_segment *seg, const char *name);
 
+/* Opens the file of that name, and no symbolic link. -1 and errno */
+int shms_segment_open_path(const shms_segment *seg, int flags);
 /* Opens the file of that name and notes its device and inode. A forked child does not keep the descriptor. -1 and
  * errno: not opened, and needs no _close. */
 int shms_segment_open_file(shms_segment *seg, int flags);

@@ -14,6 +14,9 @@
  * GROWTH. Set a struct to zeros before its fields: later versions take fields from `reserved`, where 0 is what this
  * version does. A struct that the library makes may grow at its end.
  *
+ * NAMES. A store is a file in /dev/shm if its name has no slash. Elsewhere its name is the path of its file, from the
+ * root on.
+ *
  * ERRORS. Functions return 0 or one of the negative codes below. Only after SHMS_ESYS and SHMS_EMAP is errno that of a failed system call. A handle that is NULL
  * counts as closed. A call that fails changes nothing.
  *
@@ -81,7 +84,7 @@ extern "C" {
 #define SHMS_MAX_GROUPS 255 /* of ranks */
 #define SHMS_MAX_OBJECTS 16777216 /* slots; the same limit holds for lease entries */
 #define SHMS_MAX_CAPACITY 0x1000000000000 /* bytes of the data region: 2^48, what a reference's address holds */
-#define SHMS_MAX_NAME 200 /* bytes of a store's name */
+#define SHMS_MAX_NAME 200 /* bytes of a store's name, without the folder */
 #define SHMS_MAX_KEY 65536 /* bytes of a key */
 #define SHMS_MAX_META 0x40000000 /* bytes of an object's metadata */
 

@@ -1,7 +1,7 @@
 /*
  * watch.c - tells when a store comes, without polling.
  *
- * An inotify watch on /dev/shm. A file's creation is one event. The stamp, which ends the creation of a store, is a
+ * An inotify watch on the folder. A file's creation is one event. The stamp, which ends the creation of a store, is a
  * store to memory and no event, so shms_segment_publish sets the file's times (IN_ATTRIB). Who starts the watch before
  * its first look misses nothing: a store that comes between the look and the wait has left an event.
  */
@@ -12,10 +12,9 @@
 
 #include "core.h"
 
-int shms_watch(int *out) {
+int shms_watch(int *out, const char *folder) {
     *out = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    return *out >= 0 && inotify_add_watch(*out, "/dev/shm", IN_CREATE | IN_MOVED_TO | IN_ATTRIB) >= 0 ? SHMS_OK
-                                                                                                      : SHMS_ESYS;
+    return *out >= 0 && inotify_add_watch(*out, folder, IN_CREATE | IN_MOVED_TO | IN_ATTRIB) >= 0 ? SHMS_OK : SHMS_ESYS;
 }
 
 void shms_watch_close(int *watch) {

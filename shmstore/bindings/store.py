@@ -20,6 +20,7 @@ from shmstore.bindings.batch import Batch
 from shmstore.bindings.figures import KindFigures, figures_of, read_kinds, record_of
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
+from shmstore.places import folder_of, parts_of
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -116,19 +117,22 @@ def _filled(room: int, call: Callable[..., int], *arguments: Any) -> tuple[Any, 
         room = words[0]
 
 
-def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
-    """Return the bytes that a segment with these options takes, and the free bytes of its file system."""
-    found = no_space(Options(capacity, max_object_size, n_readers, max_objects))
+def space(
+    capacity: int, n_readers: int, max_objects: int, max_object_size: int, folder: str | None = None
+) -> tuple[int, int]:
+    """Return the bytes that a segment with these options takes, and the free bytes of the folder's file system."""
+    found = no_space(Options(capacity, max_object_size, n_readers, max_objects), folder_of(folder))
     return found.needed or 0, found.free or 0
 
 
-def no_space(needed: "Options | int", freed: int = 0) -> errors.StoreSpaceError:
+def no_space(needed: "Options | int", folder: str, freed: int = 0) -> errors.StoreSpaceError:
     """Return the error for a segment with these options, or so many bytes, that do not fit if `freed` are freed."""
-    found = os.statvfs("/dev/shm")
+    found = os.statvfs(folder)
     return errors.StoreSpaceError(
         needed=needed if isinstance(needed, int) else lib.shms_space_needed(_packed(needed)),
         free=found.f_bavail * found.f_frsize + freed,
         total=found.f_blocks * found.f_frsize,
+        folder=folder,
     )
 
 
@@ -203,12 +207,12 @@ class Watch:
     """Tells when a store comes; a context manager. Start it before the first look."""
 
     def __init__(self, name: str) -> None:
-        self._name = os.fsencode(name)
+        self._folder, self._name = map(os.fsencode, parts_of(name))
         self._fd = _gc(_new("int *", -1), lib.shms_watch_close)  # the owner exists before the descriptor
 
     def __enter__(self) -> "Watch":
         try:
-            require(lib.shms_watch(self._fd))
+            require(lib.shms_watch(self._fd, self._folder))
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
@@ -270,7 +274,7 @@ class Writer:
         try:
             code = lib.shms_writer_create(box, os.fsencode(name), packed)
             if code == lib.SHMS_ENOSPC:
-                raise no_space(options)
+                raise no_space(options, parts_of(name)[0])
             require(code)
             writer = cls(box)
             return writer  # not the call itself: its value is not yet the caller's, and this block would be over
@@ -303,7 +307,7 @@ class Writer:
         else:
             code = lib.shms_writer_join(box, os.fsencode(name), arena, expected)
         if code == lib.SHMS_ENOSPC:
-            raise no_space(needed[0])
+            raise no_space(needed[0], parts_of(name)[0])
         require(code)
         return cls(box)
 

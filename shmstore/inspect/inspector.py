@@ -1,5 +1,6 @@
 """`StoreInspector`: reads one segment from outside."""
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -29,6 +30,7 @@ from shmstore.inspect.records import (
     StoreSnapshot,
     WriterInfo,
 )
+from shmstore.places import Folder, place_of
 from shmstore.store.refusals import cannot_open
 from shmstore.store.stats import KindStats, ReaderCounters, sum_of_tiers, tier_stats
 
@@ -136,28 +138,29 @@ class StoreInspector:
         self.name = name
 
     @classmethod
-    def open(cls, name: str) -> "StoreInspector":
-        """Map the segment read-only and return its inspector.
+    def open(cls, name: str, dir: Folder | None = None) -> "StoreInspector":
+        """Map the segment read-only and return its inspector; `name` may be the path of its file.
 
         Raises StoreNotFoundError if there is no such file, and PermissionError if this process may not read it. Raises
         LayoutMismatchError for a file that is not a store, has another version or is not yet published. Raises
         CorruptStoreError for a damaged superblock, and SparseStoreError for a file with holes.
         """
-        if not name or "/" in name or "\0" in name:
-            raise no_store(name)
+        place = place_of(name, dir)
+        if "\0" in name:
+            raise no_store(place)
         try:
-            return cls(native.Inspector(name), name)
+            return cls(native.Inspector(place), os.path.basename(place))
         except (LayoutMismatchError, ForeignStoreError):
-            raise cannot_open(classify(name)) from None
+            raise cannot_open(classify(place)) from None
         except SparseStoreError as error:
-            raise SparseStoreError(f"{name!r}: {error.message}") from None
+            raise SparseStoreError(f"{place!r}: {error.message}") from None
         except CorruptStoreError:
             raise CorruptStoreError(
-                f"the superblock of {shown(name)} contradicts itself",
+                f"the superblock of {shown(place)} contradicts itself",
                 hint="remove it with shmstore gc; it cannot be recovered",
             ) from None
         except (StoreNotFoundError, ValueError):
-            raise no_store(name) from None
+            raise no_store(place) from None
 
     def __enter__(self) -> Self:
         return self

@@ -6,10 +6,11 @@ from dataclasses import fields, replace
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import ShmStoreError
-from shmstore.files import DIRECTORY, PREFIX, SegmentFile, another_user, classify
+from shmstore.files import PREFIX, SegmentFile, another_user, classify
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.verify import damage
+from shmstore.places import Folder, folder_of, place_of
 from shmstore.store.refusals import cannot_open
 
 _NO_STORE = ("foreign", "blank", "unreadable")
@@ -19,26 +20,28 @@ Verdicts = dict[int, dict[int, str]]
 """What `damage` has said of stores, by their numbers: on a busy store of 100,000 objects it takes a second."""
 
 
-def find_segments(verdicts: Verdicts | None = None) -> list[SegmentInfo]:
-    """Return the segments of this host, known by their first bytes, sorted by name; `verdicts` are kept and taken."""
-    found = []
-    with os.scandir(DIRECTORY) as entries:
+def find_segments(verdicts: Verdicts | None = None, dir: Folder | None = None) -> list[SegmentInfo]:
+    """Return the segments in a folder, known by their first bytes, sorted by name; `verdicts` are kept and taken."""
+    found, folder = [], folder_of(dir)
+    with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
     for name in names:
         with suppress(ShmStoreError, OSError, ValueError):  # gone since
-            file = classify(name)
+            file = classify(place_of(name, folder))
             if file.state not in _NO_STORE or (file.state == "unreadable" and name.startswith(PREFIX)):
                 found.append(_info(file, verdicts))
     return found
 
 
-def look_at(name: str, verdicts: Verdicts | None = None) -> SegmentInfo:
-    """Return what can be said about one file of /dev/shm; it never raises for a damaged segment.
+def look_at(name: str, verdicts: Verdicts | None = None, dir: Folder | None = None) -> SegmentInfo:
+    """Return what can be said about one file; it never raises for a damaged segment.
+
+    `name` may be the path of the file.
 
     Raises StoreNotFoundError if there is no such file, LayoutMismatchError if it is not a store, ForeignStoreError if
     it may not be read.
     """
-    file = classify(name)
+    file = classify(place_of(name, dir))
     if file.state in _NO_STORE:
         raise cannot_open(file)
     return _info(file, verdicts)
@@ -47,7 +50,7 @@ def look_at(name: str, verdicts: Verdicts | None = None) -> SegmentInfo:
 def _info(file: SegmentFile, verdicts: Verdicts | None) -> SegmentInfo:
     facts, verdicts = None, {} if verdicts is None else verdicts
     if file.state == "ok":
-        with StoreInspector.open(file.name) as inspector:
+        with StoreInspector.open(file.name, file.dir) as inspector:
             facts = inspector.facts()
             if facts.store_id not in verdicts:
                 verdicts[facts.store_id] = damage(inspector)
@@ -65,6 +68,6 @@ def remove_segment(info: SegmentInfo, *, force: bool = False) -> None:
     reader is attached, unless `force`; StoreNotFoundError if it is no longer that file; ForeignStoreError.
     """
     try:
-        native.remove(info.name, info.device, info.inode, info.file_bytes, force)
+        native.remove(info.place, info.device, info.inode, info.file_bytes, force)
     except PermissionError:
-        raise another_user(info.name) from None
+        raise another_user(info.place) from None

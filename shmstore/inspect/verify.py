@@ -11,6 +11,7 @@ from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.inspect.tree import parse_tree
 from shmstore.namespaces import named
+from shmstore.places import Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +161,14 @@ def damage(inspector: StoreInspector) -> dict[int, str]:
     return found
 
 
-def verify(name: str) -> VerifyReport:
+def verify(name: str, dir: Folder | None = None) -> VerifyReport:
     """Check a store, alive, stopped or dead, and report all findings; it changes nothing and stops no process.
 
     It takes two seconds longer if it finds what a living process might be in the middle of.
     Metadata that the default serializer cannot read is a finding but not damage, because another serializer may have
     written it. Raises the errors of `StoreInspector.open` if the superblock cannot be read.
     """
-    with StoreInspector.open(name) as inspector:
+    with StoreInspector.open(name, dir) as inspector:
         facts = inspector.facts()
         findings = _from_tables(inspector)
         objects = checked = checked_bytes = 0
@@ -181,4 +182,4 @@ def verify(name: str) -> VerifyReport:
             finding = _from_object(inspector, slot, facts)
             if finding is not None:
                 findings.append(finding)
-    return VerifyReport(name, tuple(findings), objects, checked, checked_bytes)
+    return VerifyReport(inspector.name, tuple(findings), objects, checked, checked_bytes)

@@ -4,6 +4,7 @@ import operator
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
 from hashlib import sha256
 from types import TracebackType
 from typing import Any, Self
@@ -12,6 +13,7 @@ from shmstore.bindings import store as native
 from shmstore.bindings.inspect import FLAGS, node_flag
 from shmstore.errors import StoreClosedError, shown
 from shmstore.namespaces import packed_text, prefix_of
+from shmstore.places import Folder, folder_of, place_of
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde
 
@@ -60,7 +62,9 @@ def checked_name(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, not {type(name).__name__}")
     if name.startswith("/dev/shm/"):
-        raise ValueError(f"not a store's name: {shown(name)}; pass it without /dev/shm/")
+        raise ValueError(f"not a store's name: {shown(name)}; pass it without /dev/shm/, and another folder as dir")
+    if name.startswith("{"):
+        raise ValueError(f"not a store's name: {shown(name)}; StoreHandle.from_json reads a handle's JSON")
     try:
         size = len(os.fsencode(name))
     except UnicodeEncodeError as error:
@@ -132,10 +136,10 @@ def group_of(writer: native.Writer, group: Any) -> int:
 
 
 def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
-    """Return the name, the store's number and the number of ranks, all checked: a handle comes from elsewhere."""
+    """Return the place, the store's number and the number of ranks, all checked: a handle comes from elsewhere."""
     try:
         return (
-            checked_name(handle.name),
+            place_of(checked_name(handle.name), handle.dir),
             int_of("store_id", handle.store_id, 0, 0xFFFFFFFF),
             int_of("n_readers", handle.n_readers, 1, native.MAX_READERS),
         )
@@ -143,18 +147,21 @@ def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
         raise type(error)(f"this StoreHandle is none that a writer made: {error}") from None
 
 
-def expected_store(store: str | StoreHandle, allow_uid: int | None, argument: str) -> tuple[str, int, int, int]:
-    """Return the name, store number (or any), number of ranks (or 0) and owner that the store must have.
+def expected_store(
+    store: str | StoreHandle, allow_uid: int | None, argument: str, dir: Folder | None
+) -> tuple[str, int, int, int]:
+    """Return the place, store number (or any), number of ranks (or 0) and owner that the store must have.
 
-    TypeError, with the name of the `argument`, if it is neither a name nor a handle.
+    `dir` comes before the folder of a handle, and that before SHMSTORE_DIR. TypeError, with the name of the `argument`,
+    if it is neither a name nor a handle.
     """
     uid = native.OWN_UID if allow_uid is None else int_of("allow_uid", allow_uid, 0, _MAX_UID)
     if isinstance(store, StoreHandle):
-        return *_checked_handle(store), uid
+        return *_checked_handle(store if dir is None else replace(store, dir=folder_of(dir))), uid
     if not isinstance(store, str):
         more = "; pass its handle" if hasattr(store, "handle") else ""
         raise TypeError(f"{argument} must be a str or a StoreHandle, not {type(store).__name__}{more}")
-    return checked_name(store), native.ANY_STORE, 0, uid
+    return place_of(checked_name(store), dir), native.ANY_STORE, 0, uid
 
 
 def checked_serde(serde: ObjectSerde | None) -> ObjectSerde:

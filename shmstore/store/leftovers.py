@@ -17,7 +17,9 @@ from shmstore.errors import (
     StoreNotFoundError,
     WriterActiveError,
 )
-from shmstore.files import DIRECTORY, PREFIX, classify
+from shmstore.files import PREFIX, classify
+from shmstore.places import parts_of, path_of, place_of
+from shmstore.refs import StoreHandle
 from shmstore.store import refusals
 
 _log = logging.getLogger(__name__)
@@ -26,11 +28,15 @@ _log = logging.getLogger(__name__)
 class _Store(Protocol):
     _pid: int
 
+    @property
+    def handle(self) -> StoreHandle: ...
+
     def close(self) -> None: ...
 
 
 _open: "weakref.WeakSet[_Store]" = weakref.WeakSet()
 _creator = 0  # the process that created such stores
+_folders: set[str] = set()  # where it has
 
 
 def close_at_exit(store: _Store) -> None:
@@ -41,11 +47,12 @@ def close_at_exit(store: _Store) -> None:
         atexit.register(_at_exit)
         util.Finalize(None, _at_exit, exitpriority=1)  # a forked child of multiprocessing runs no atexit functions
     _open.add(store)
+    _folders.add(store.handle.dir)
 
 
-def is_ephemeral(name: str) -> bool:
+def is_ephemeral(place: str) -> bool:
     """Say whether the store ends with its processes."""
-    return bool(native.probe(name)["ephemeral"])
+    return bool(native.probe(place)["ephemeral"])
 
 
 def _at_exit() -> None:
@@ -55,57 +62,58 @@ def _at_exit() -> None:
         if store._pid == os.getpid():
             with suppress(ShmStoreError, OSError):
                 store.close()
-    remove_dead()
+    for folder in _folders:
+        remove_dead(folder)
 
 
-def remove_dead() -> None:
-    """Remove and log each store of this user that has a generated name, a dead writer and no live rank.
+def remove_dead(folder: str) -> None:
+    """Remove and log each store of this user in a folder that has a generated name, a dead writer and no live rank.
 
     A store that was closed with `unlink=False`, or recovered, stays: somebody may ask for it.
     """
     with suppress(OSError):
-        for name in os.listdir(DIRECTORY):
+        for name in os.listdir(folder):
             if name.startswith(PREFIX):
                 with suppress(ShmStoreError, OSError, ValueError):  # not a store, or gone since
-                    _remove_if_dead(name)
+                    _remove_if_dead(place_of(name, folder))
 
 
-def _remove_if_dead(name: str) -> None:
-    file = classify(name)
+def _remove_if_dead(place: str) -> None:
+    file = classify(place)
     if file.ephemeral and file.owner_uid == os.geteuid():
-        native.remove(name, file.device, file.inode, file.file_bytes, False)  # probes again, under the writer's lock
-        _log.warning("removed store %s of %d bytes, whose process ended without closing it", name, file.file_bytes)
+        native.remove(place, file.device, file.inode, file.file_bytes, False)  # probes again, under the writer's lock
+        _log.warning("removed store %s of %d bytes, whose process ended without closing it", place, file.file_bytes)
 
 
-def look(name: str) -> os.stat_result | None:
-    """Return which file has the name now, for `make_room`; None if no file has it."""
+def look(place: str) -> os.stat_result | None:
+    """Return which file is there now, for `make_room`; None if there is none."""
     with suppress(OSError):
-        return os.lstat(f"{DIRECTORY}/{name}")
+        return os.lstat(path_of(place))
     return None
 
 
-def unlink(name: str) -> None:
+def unlink(place: str) -> None:
     """Do `ObjectStoreWriter.unlink`."""
-    file = classify(name)
+    file = classify(place)
     if file.state in ("foreign", "unreadable", "blank"):
         raise refusals.cannot_open(file)
     if file.owner_uid != os.geteuid():
-        raise refusals.foreign(name, may_allow=False)
+        raise refusals.foreign(place, may_allow=False)
     try:
-        native.remove(name, file.device, file.inode, file.file_bytes, True)
+        native.remove(place, file.device, file.inode, file.file_bytes, True)
     except WriterActiveError:
-        raise refusals.written(name) from None
+        raise refusals.written(place) from None
 
 
-def _ask_for_space(old: os.stat_result, freed: bool, asked: Options) -> None:
+def _ask_for_space(place: str, old: os.stat_result, freed: bool, asked: Options) -> None:
     """Raise StoreSpaceError if the store does not fit where the old one was; readers keep the pages of one they map."""
-    error = no_space(asked, freed * old.st_blocks * 512)
+    error = no_space(asked, parts_of(place)[0], freed * old.st_blocks * 512)
     if error.total and (error.free or 0) < (error.needed or 0):  # no size: a tmpfs without a limit
         raise error
 
 
 def make_room(
-    name: str,
+    place: str,
     seen: os.stat_result | None,
     error: LayoutMismatchError | CorruptStoreError,
     keep: bool,
@@ -119,11 +127,11 @@ def make_room(
     `keep`, if a writer lives and the other arenas are damaged, and a file that has contents and is not a store.
     """
     with suppress(StoreNotFoundError):
-        file = classify(name)
+        file = classify(place)
         if seen is None or (file.device, file.inode) != (seen.st_dev, seen.st_ino):
             return  # another writer of the store was faster
         if file.owner_uid != os.geteuid():
-            raise refusals.foreign(name, may_allow=False)
+            raise refusals.foreign(place, may_allow=False)
         if file.state in ("foreign", "unreadable") or (file.state == "blank" and file.file_bytes):
             raise error
         if file.writer_alive:
@@ -131,12 +139,12 @@ def make_room(
                 return  # its creator had not locked it yet
             if isinstance(error, CorruptStoreError) and file.state == "ok":
                 raise error  # of the arenas without a living writer; the superblock is sound
-            raise refusals.active(name, asked=asked)
+            raise refusals.active(place, asked=asked)
         if keep:
             raise error
-        _ask_for_space(seen, file.ranks_alive == 0, asked)
+        _ask_for_space(place, seen, file.ranks_alive == 0, asked)
         try:
-            native.remove(name, seen.st_dev, seen.st_ino, seen.st_size, True)
+            native.remove(place, seen.st_dev, seen.st_ino, seen.st_size, True)
         except WriterActiveError:
             return  # it came in the meantime
-        _log.warning("removed store %s, to create it again: %s", name, error.message)
+        _log.warning("removed store %s, to create it again: %s", place, error.message)

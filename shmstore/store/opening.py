@@ -23,6 +23,7 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.files import PREFIX
+from shmstore.places import Folder, parts_of, place_of
 from shmstore.refs import StoreHandle
 from shmstore.serde import ObjectSerde
 from shmstore.store import leftovers, refusals
@@ -49,7 +50,7 @@ class Openable(Closable):
     _registered: HostMemory | None = None
 
     def __init__(
-        self, writer: native.Writer | None = None, name: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
+        self, writer: native.Writer | None = None, place: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
     ) -> None:
         """Wrap an opened segment; callers use `open`, `create` or `recover`."""
         if not isinstance(writer, native.Writer) or options:
@@ -58,7 +59,9 @@ class Openable(Closable):
             )
         self._writer = writer
         self._serde = serde
-        self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
+        self._place = place
+        folder, name = parts_of(place)
+        self._handle = StoreHandle(name, writer.store_id, writer.n_readers, folder)
         self._recovered = 0
         self._open = True
         self._pid = os.getpid()
@@ -82,6 +85,7 @@ class Openable(Closable):
         checksums: bool = False,
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
+        dir: Folder | None = None,
     ) -> Self:
         """Create a store and be its writer; all the space that it may fill is reserved before this returns.
 
@@ -91,6 +95,8 @@ class Openable(Closable):
         and the store ends with its process: a normal exit removes it, and after a kill the next `create` does.
         `groups` are the numbers of ranks of each group, such as [4, 4] for two replicas of an engine: ranks 0 to 3 are
         group 0. A hand-out can wait for one group only. By default all ranks are one group.
+        `dir` is the folder that the store is a file of, by default that of SHMSTORE_DIR, without it /dev/shm. It should
+        be a tmpfs.
         With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
         has an arena of its own, with this capacity and number of objects, which is reserved when it is first taken. All
         find the objects of all by key, so each is stored once.
@@ -107,8 +113,8 @@ class Openable(Closable):
 
         `quotas` limits kinds of objects, each to a fraction of the capacity (a float) or to a number of bytes (an int).
         A put of a kind that has filled its quota evicts objects of its own kind. Raises StoreExistsError,
-        StoreSpaceError if /dev/shm is too small, SharedMemoryError if it cannot be used or there is no such node, and
-        ValueError for numbers out of range.
+        StoreSpaceError if the folder has too little room, SharedMemoryError if it cannot be used or there is no such
+        node, and ValueError for numbers out of range.
         """
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
@@ -120,7 +126,8 @@ class Openable(Closable):
         if quotas and not writes:
             raise ValueError("quotas are those of a writer's arena: with writes=False, pass them to join")
         call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS
-        return cls._create(chosen, options._replace(flags=options.flags | call), chosen_serde, limits)
+        place = place_of(chosen, dir)
+        return cls._create(place, options._replace(flags=options.flags | call), chosen_serde, limits)
 
     @classmethod
     def _create(
@@ -130,7 +137,7 @@ class Openable(Closable):
         serde: ObjectSerde,
         quotas: Mapping[str, int] | None,
     ) -> Self:
-        leftovers.remove_dead()
+        leftovers.remove_dead(parts_of(name)[0])
         writer = None
         try:
             writer = native.Writer.create(name, options)
@@ -160,6 +167,7 @@ class Openable(Closable):
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
+        dir: Folder | None = None,
     ) -> Self:
         """Become one of the writers of a store that was created with `n_writers`.
 
@@ -167,19 +175,18 @@ class Openable(Closable):
         An arena that is damaged is passed by, with a warning in the log.
         What is in the arena comes along, and `recovered` is the number of its objects. Its leases end, because the
         requests of the dead writer died with it; `keep_leases` keeps them, but for those on others' objects that these
-        have evicted since its death. `quotas` and `allow_uid` are those of
-        `recover`, and so are the errors. Raises WriterActiveError if the arena, or each of them, has a living writer,
-        StoreSpaceError if nobody has taken it before and /dev/shm has no room for it, and ValueError if there is no
-        arena of that number.
+        have evicted since its death. `quotas`, `allow_uid` and `dir` are those of `recover`, and so are the errors.
+        Raises WriterActiveError if the arena, or each of them, has a living writer, StoreSpaceError if nobody has taken
+        it before and the folder has no room for it, and ValueError if there is no arena of that number.
         """
         chosen_serde = checked_serde(serde)
-        expected = expected_store(store, allow_uid, "store")
+        expected = expected_store(store, allow_uid, "store", dir)
         check_bools(keep_leases=keep_leases)
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
         made = cls._recover(
             expected, chosen_serde, quotas, isinstance(store, StoreHandle), arena=arena, keep_leases=keep_leases
         )
-        if leftovers.is_ephemeral(made.name):
+        if leftovers.is_ephemeral(made._place):
             leftovers.close_at_exit(made)
         return made
 
@@ -191,18 +198,21 @@ class Openable(Closable):
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
+        dir: Folder | None = None,
     ) -> Self:
         """Take over the store of a writer that is dead or closed: every committed object, its key and open leases.
 
         Objects that were not committed are dropped, and so are leases on objects of other writers that these have
         evicted since its death. With `quotas`, as for `create`, these replace the store's quotas; a kind that exceeds
         its new one shrinks at its next put. The store must be this user's and closed to others; with `allow_uid` it
-        must be that user's, whatever its mode. Raises WriterActiveError while a writer lives,
-        StoreNotFoundError, ForeignStoreError, CorruptStoreError if it is damaged, LayoutMismatchError if it is not a
-        store of this version or not the store of the handle, and SharedMemoryError if shared memory cannot be used.
+        must be that user's, whatever its mode. `dir` is its folder, by default the handle's or, of a name, as for
+        `create`.
+        Raises WriterActiveError while a writer lives, StoreNotFoundError, ForeignStoreError, CorruptStoreError if it is
+        damaged, LayoutMismatchError if it is not a store of this version or not the store of the handle, and
+        SharedMemoryError if shared memory cannot be used.
         """
         chosen_serde = checked_serde(serde)
-        expected = expected_store(name, allow_uid, "name")
+        expected = expected_store(name, allow_uid, "name", dir)
         return cls._recover(expected, chosen_serde, quotas, isinstance(name, StoreHandle))
 
     @classmethod
@@ -283,6 +293,7 @@ class Openable(Closable):
         keep: bool = True,
         keep_leases: bool = False,
         wait: float = 60.0,
+        dir: Folder | None = None,
     ) -> Self:
         """Take over the store that a dead or closed writer left under this name, or create it.
 
@@ -310,14 +321,14 @@ class Openable(Closable):
         check_bools(keep=keep, keep_leases=keep_leases)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)
-        expected, chosen_serde = expected_store(checked_name(name), None, "name"), checked_serde(serde)
+        expected, chosen_serde = expected_store(checked_name(name), None, "name", dir), checked_serde(serde)
         chosen = expected[0]
         accept = on_mismatch == "accept"
         arena = None if options.n_writers == 1 and not accept else native.ANY_ARENA
         if on_mismatch not in ("recreate", "raise", "accept"):
             raise ValueError(f"on_mismatch must be 'recreate', 'raise' or 'accept', not {shown(on_mismatch)}")
-        if not keep and not chosen.startswith(PREFIX):
-            raise ValueError(f"the name of a store that is not kept must begin with {PREFIX!r}, not be {shown(chosen)}")
+        if not keep and not name.startswith(PREFIX):
+            raise ValueError(f"the name of a store that is not kept must begin with {PREFIX!r}, not be {shown(name)}")
         end = time.monotonic() + seconds_of("wait", wait)
         while True:  # again if another process has changed meanwhile what the name names
             seen = leftovers.look(chosen)
@@ -343,7 +354,7 @@ class Openable(Closable):
             return made
 
     def __repr__(self) -> str:
-        return f"<ObjectStoreWriter {self._handle.name!r}{'' if self._open else ' (closed)'}>"
+        return f"<ObjectStoreWriter {self._place!r}{'' if self._open else ' (closed)'}>"
 
     @property
     def handle(self) -> StoreHandle:
@@ -402,16 +413,16 @@ class Openable(Closable):
             self._writer.close(native.AS_RECORDED if unlink is None else unlink)
             self._claims = None
             self._open = False
-            _log.debug("closed store %s", self._handle.name)
+            _log.debug("closed store %s", self._place)
 
     @staticmethod
-    def unlink(name: str) -> None:
+    def unlink(name: str, *, dir: Folder | None = None) -> None:
         """Remove a store that no process has open as a writer or owner; readers keep what they have.
 
         Raises StoreNotFoundError, WriterActiveError, ForeignStoreError if it is another user's, and LayoutMismatchError
         if the file is not a store.
         """
-        leftovers.unlink(checked_name(name))
+        leftovers.unlink(place_of(checked_name(name), dir))
 
 
 for _name in ("create", "join", "recover", "open"):  # how Python's errors about arguments name the call

@@ -21,6 +21,7 @@ from shmstore.errors import (
     StaleRefError,
     StoreNotFoundError,
 )
+from shmstore.places import Folder, parts_of
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde
 from shmstore.serde.tensors import load_torch
@@ -99,7 +100,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
     def __init__(
         self,
         reader: native.Reader | None = None,
-        name: str = "",
+        place: str = "",
         rank: int = 0,
         serde: ObjectSerde = DEFAULT_SERDE,
         **options: Any,
@@ -110,7 +111,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         self._reader = reader
         self._serde = serde
         self._hides = hides_payload(serde)
-        self._name = name
+        self._place = place
         self._rank = rank
         self._registered: dict[int, HostMemory] = {}
         self._open = True
@@ -128,10 +129,12 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
         finds_only: bool = False,
+        dir: Folder | None = None,
     ) -> "ObjectStoreReader":
         """Attach to a store as `rank`, from 0 to n_readers - 1, or None for the first free one.
 
-        No lease waits for a rank that attached with `finds_only`: it looks objects up by `find`.
+        No lease waits for a rank that attached with `finds_only`: it looks objects up by `find`. `dir` is the folder of
+        the store, by default the handle's; of a name that of SHMSTORE_DIR, without it /dev/shm.
 
         The store must have `n_readers` ranks, if they are given: LayoutMismatchError.
         With `wait`, waits so many seconds for a store that is not there yet or is being created. The first call of this
@@ -156,9 +159,10 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                 serde=serde,
                 allow_uid=allow_uid,
                 finds_only=finds_only,
+                dir=dir,
             )
         chosen_serde = checked_serde(serde)
-        name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name")
+        name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir)
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
         rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
@@ -197,16 +201,16 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                 if not taken or isinstance(error, ShmStoreError):
                     raise
                 break
-        name = handle_or_name.name if isinstance(handle_or_name, StoreHandle) else handle_or_name
-        raise refusals.all_in_use(name, taken)
+        place = expected_store(handle_or_name, None, "handle_or_name", options["dir"])[0]
+        raise refusals.all_in_use(place, taken)
 
     def __repr__(self) -> str:
-        return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
+        return f"<ObjectStoreReader {self._place!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
 
     @property
     def name(self) -> str:
         """The store's POSIX name, without a slash."""
-        return self._name
+        return parts_of(self._place)[1]
 
     @property
     def rank(self) -> int:
@@ -277,7 +281,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         try:
             meta, payload = self._reader.acquire(packed_ref(ref))
         except StaleRefError as error:
-            raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
+            raise refusals.stale_or_gone(error, ref, self._reader, self._place) from None
         if not self._hides:
             payload = hidden(payload)
         if where is None or not isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
@@ -309,7 +313,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         return self._reader.has(packed)
 
     def _open_claims(self) -> Claims:
-        return Claims(self._name, self.store_id)
+        return Claims(self._place, self.store_id)
 
     def release(self, ref: ObjectRef) -> bool:
         """Acknowledge without reading; return False if the lease is over or its object is gone.
@@ -320,7 +324,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         try:
             return self._reader.release(packed_ref(ref))
         except StaleRefError as error:
-            raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
+            raise refusals.stale_or_gone(error, ref, self._reader, self._place) from None
 
     def validate(self, ref: ObjectRef) -> bool:
         """Return whether `get` would find the object; changes nothing."""

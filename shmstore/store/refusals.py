@@ -24,12 +24,14 @@ from shmstore.errors import (
     StoreFullError,
     StoreNotFoundError,
     WriterActiveError,
+    cut,
     held_by,
     kind_of,
     listed,
     shown,
 )
-from shmstore.files import DIRECTORY, SegmentFile, another_user, classify, holders
+from shmstore.files import SegmentFile, another_user, classify, holders
+from shmstore.places import VARIABLE, parts_of, path_of
 from shmstore.refs import ObjectRef
 from shmstore.serde.protocol import Encoded, Layout
 
@@ -53,7 +55,7 @@ def stale_or_gone(error: StaleRefError, ref: ObjectRef, reader: native.Reader, n
     """Return the error for a reader's stale reference, which may be so because its store was removed."""
     if reader.named():
         return stale(error, ref, reader.store_id)
-    if os.path.lexists(f"{DIRECTORY}/{name}"):
+    if os.path.lexists(path_of(name)):
         return StoreClosedError(
             f"store {shown(name)} was removed and created again, and this reader still maps the removed one",
             hint="close this reader, and attach again with the new writer's handle or by name",
@@ -90,7 +92,7 @@ def active(
     return WriterActiveError(
         f"store {shown(name)} {what}{how}",
         hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "
-        f"`fuser {DIRECTORY}/{name}` names the process that is still ending",
+        f"`fuser {path_of(name)}` names the process that is still ending",
     )
 
 
@@ -175,14 +177,13 @@ def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
 
 def not_found(error: StoreNotFoundError, name: str, by_handle: bool, waited: float | None = None) -> ShmStoreError:
     """Return the same error with the store's name and how long it was waited for, and a hint at the likely mistake."""
-    if not os.path.isdir(DIRECTORY):
-        return unusable(OSError(errno.ENOENT, ""), name)
+    if not os.path.isdir(folder := parts_of(name)[0]):
+        hint = f"mount it, or pass the folder at which this process has it: dir=, or {VARIABLE}"
+        return SharedMemoryError(f"there is no folder {cut(folder)}", number=errno.ENOENT, hint=hint)
     hint = error.hint
-    if name.startswith("{"):
-        hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
-    elif by_handle and error._code == native.NO_STORE:
+    if by_handle and error._code == native.NO_STORE:
         hint = "its last writer has closed it (what create made goes then; open makes one that stays), or runs in a "
-        hint += "container with a /dev/shm of its own (share it with --ipc)"
+        hint += "container that sees another folder (share it, see dir= and SHMSTORE_DIR; or /dev/shm with --ipc)"
     after = f", after {waited:g} seconds" if waited else ""
     named = StoreNotFoundError(f"store {shown(name)}: {error.message}{after}", hint=hint)
     named._code = error._code  # `open` asks whether it is being created
@@ -193,7 +194,7 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
     """Return the error for a system call that failed; an error of shmstore comes back unchanged."""
     if isinstance(error, ShmStoreError):
         return error
-    path = f"{DIRECTORY}/{name if len(name) <= 80 else name[:77] + '...'}"
+    path = cut(path_of(name))
     return SharedMemoryError(f"{path} cannot be used: {error.strerror}", number=error.errno)
 
 
@@ -202,7 +203,7 @@ def foreign(name: str, may_allow: bool) -> ForeignStoreError:
 
     `may_allow` says whether the call has the option `allow_uid`.
     """
-    error, path = another_user(name), f"{DIRECTORY}/{name}"
+    error, path = another_user(name), path_of(name)
     with suppress(OSError):  # it has gone meanwhile
         seen = os.lstat(path)
         if seen.st_uid == os.geteuid():
@@ -221,7 +222,7 @@ def exists(name: str) -> StoreExistsError:
         file = classify(name)
         if file.state in ("foreign", "blank", "unreadable"):
             return StoreExistsError(
-                f"{DIRECTORY}/{name} exists and {file.problem}",
+                f"{path_of(name)} exists and {file.problem}",
                 hint="choose another name, or omit it; shmstore gc does not remove this file",
             )
     return StoreExistsError(f"a store named {shown(name)} exists already")
@@ -246,12 +247,12 @@ def other_ranks(name: str, ranks: int) -> LayoutMismatchError:
 
 def cannot_open(file: SegmentFile) -> ShmStoreError:
     """Return the error for a file that does not have the layout of a store of this version, or cannot be read."""
-    store = f"store {shown(file.name)}"
+    store = f"store {shown(file.place)}"
     if file.state == "unreadable":
-        return another_user(file.name)
+        return another_user(file.place)
     if file.state in ("foreign", "blank"):
         return LayoutMismatchError(
-            f"{DIRECTORY}/{file.name} {file.problem}", hint="choose another name, or remove it yourself"
+            f"{path_of(file.place)} {file.problem}", hint="choose another name, or remove it yourself"
         )
     if file.state in ("being created", "unfinished"):
         alive, dead = "wait for its writer to finish", "its writer died during it; shmstore gc removes the file"

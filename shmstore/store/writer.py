@@ -156,7 +156,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
                 f"{what} the quota of kind {shown(kind)}, {quota} bytes",
                 hint="raise the quota of this kind, or send this object inline",
             )
-        return refusals.full(self._writer, self.name, batch.refusal(), error.resource, nbytes, extra, kind, waited)
+        return refusals.full(self._writer, self._place, batch.refusal(), error.resource, nbytes, extra, kind, waited)
 
     def begin(
         self,
@@ -250,7 +250,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         try:
             packed = batch.hit(packed_key(key, namespace), hold, whom)
         except StoreFullError as error:
-            raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
+            raise refusals.full(self._writer, self._place, batch.refusal(), error.resource) from None
         except TypeError:
             check_bools(hold=hold)
             raise
@@ -273,7 +273,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         return self._writer.has(packed) > 0
 
     def _open_claims(self) -> Claims:
-        return Claims(self.name, self._handle.store_id)
+        return Claims(self._place, self._handle.store_id)
 
     def assign_group(self, ref: ObjectRef, group: int) -> bool:
         """Let the lease of `ref` wait for the ranks of `group` only; return False if it is over already.
@@ -290,8 +290,8 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
         except ValueError:
             raise ValueError(
-                f"the lease of {ref!r} waits for {refusals.group_of_lease(self._writer, self.name, ref)} already, not "
-                f"for group {group}; "
+                f"the lease of {ref!r} waits for {refusals.group_of_lease(self._writer, self._place, ref)} already, "
+                f"not for group {group}; "
                 "get_cached(key, group=...) opens another lease"
             ) from None
 
@@ -348,7 +348,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             try:
                 batch.protect(packed)
             except StoreFullError as error:
-                raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
+                raise refusals.full(self._writer, self._place, batch.refusal(), error.resource) from None
             yield
         finally:
             batch.undo()

@@ -13,7 +13,6 @@ from typing import Any
 
 from shmstore.bindings.hidden import hidden
 from shmstore.errors import ShmStoreError, StoreClosedError, TierError, TierFullError, kind_of
-from shmstore.files import DIRECTORY
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import int_of
 from shmstore.store.batch import internals_of
@@ -67,7 +66,7 @@ class StoreTier:
         self._serializer = serializer_of(inside.serde)
         if (register := getattr(tier, "register", None)) is not None:
             data, offset = inside.native.data()
-            register(memoryview(hidden(data)), f"{DIRECTORY}/{writer.name}", offset)
+            register(memoryview(hidden(data)), writer.handle.path, offset)
         self._breaker = Breaker(lambda: tier.has([_PROBE]), self._answered)
         self._costs = Costs(clock)
         self._write_behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_forgotten)

@@ -69,7 +69,7 @@ static void the_dead_hold_nothing(void) {
     CHECK_EQ(SHMS_OK, put_all());
     w[B]->closed = true;
     shms_writer_free(w[B]);
-    CHECK_EQ(SHMS_OK, shms_writer_join(&w[B], w[A]->seg.name + 1, B, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_join(&w[B], w[A]->seg.path, B, NULL));
     teardown();
 }
 
@@ -88,7 +88,7 @@ static void a_circle_of_leases_costs_a_few_times_its_length(uint32_t tail, uint3
     CHECK(reads[1] >= lists && reads[1] <= 4 * looks * lists * (tail + length));
     shms_finding found[4];
     shms_inspector *i;
-    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.name + 1));
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.path));
     shms_step_hook = count;
     CHECK(shms_inspector_verify(i, found, 4) >= 1);
     shms_step_hook = NULL;
@@ -158,7 +158,7 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
     CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
     if (dead) {
         shms_reader_free(ranks[1]);
-        rank_dies(w[A]->seg.name + 1, 1);
+        rank_dies(w[A]->seg.path, 1);
         ranks[1] = NULL;
     }
     uint32_t longest = 0, most = 2 * (stuck + late + 2) + (dead ? 2 * 64 : 0);

@@ -56,7 +56,7 @@ TEST(a_store_of_other_options_stays_as_it_was) {
 TEST(a_watch_tells_of_a_file_and_of_the_end_of_a_creation) {
     const char *name = store_name("watch"), *other = store_name("watch");
     int watch;
-    CHECK_EQ(SHMS_OK, shms_watch(&watch));
+    CHECK_EQ(SHMS_OK, shms_watch(&watch, "/dev/shm"));
     struct pollfd wait = {.fd = watch, .events = POLLIN};
     shms_segment seg;
     CHECK_EQ(0, shms_watch_read(watch, name));
@@ -100,10 +100,8 @@ TEST(a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours) {
 static int remover = -1;
 static bool removing;
 
-int shm_open(const char *name, int flags, mode_t mode) {
-    char path[sizeof "/dev/shm" + SHMS_MAX_NAME + 2];
-    snprintf(path, sizeof path, "/dev/shm/%s", name + (*name == '/'));
-    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_NOFOLLOW | O_CLOEXEC, mode);
+int open(const char *path, int flags, ...) {
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0600);
     if (removing && fd >= 0 && flags & O_EXCL) {
         struct flock writer = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
         remover = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);

@@ -30,7 +30,7 @@ TEST(names_that_are_not_file_names_are_refused) {
     char longest[SHMS_MAX_NAME + 2];
     memset(longest, 'x', sizeof longest);
     longest[SHMS_MAX_NAME + 1] = 0;
-    const char *bad[] = {"", "a/b", "/a", ".", "..", longest};
+    const char *bad[] = {"", "a/b", "./a", "/", ".", "..", "/dev/shm/..", longest};
     shms_options o = {.capacity = 4096, .n_readers = 1};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         shms_writer *w;

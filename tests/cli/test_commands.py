@@ -228,7 +228,7 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
     elsewhere.touch()
     for path in (tmp_path, elsewhere):
         ran = piped(command, str(path), *NAMED[command])
-        assert (2, True) == (ran.status, f"{path} is not a store: stores are files of /dev/shm" in ran.err), ran
+        assert (1, True, True) == (ran.status, str(path) in ran.err, "remove it" in ran.err), ran
     ran = piped(command, str(tmp_path / "absent"), *NAMED[command])
     assert (1, True) == (ran.status, "shmstore ls" in ran.err), ran
 

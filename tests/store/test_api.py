@@ -55,12 +55,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRACT: dict[Callable[..., Any], str] = {
     ObjectStoreWriter.create: "(name=None, *, capacity, n_readers, groups=None, n_writers=1, writes=True, "
     "max_object_size=None, max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, "
-    "checksums=False, quotas=None, serde=None)",
+    "checksums=False, quotas=None, serde=None, dir=None)",
     ObjectStoreWriter.open: "(name, *, capacity, n_readers, groups=None, n_writers=1, max_object_size=None, "
     "max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, checksums=False, "
-    "quotas=None, serde=None, on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0)",
-    ObjectStoreWriter.recover: "(name, *, quotas=None, serde=None, allow_uid=None)",
-    ObjectStoreWriter.join: "(store, index=None, *, keep_leases=False, quotas=None, serde=None, allow_uid=None)",
+    "quotas=None, serde=None, on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0, dir=None)",
+    ObjectStoreWriter.recover: "(name, *, quotas=None, serde=None, allow_uid=None, dir=None)",
+    ObjectStoreWriter.join: "(store, index=None, *, keep_leases=False, quotas=None, serde=None, "
+    "allow_uid=None, dir=None)",
     ObjectStoreWriter.put: "(self, key, value, *, hold=False, group=None, kind=None, namespace=None, timeout=0.0, "
     "unless_stored=False)",
     ObjectStoreWriter.begin: "(self, key, template, *, kind=None, namespace=None, timeout=0.0, unless_stored=False)",
@@ -80,9 +81,9 @@ CONTRACT: dict[Callable[..., Any], str] = {
     ObjectStoreWriter.keys: "(self, *, namespace=None)",
     ObjectStoreWriter.stats: "(self)",
     ObjectStoreWriter.close: "(self, unlink=None)",
-    ObjectStoreWriter.unlink: "(name)",
+    ObjectStoreWriter.unlink: "(name, *, dir=None)",
     ObjectStoreReader.attach: "(handle_or_name, rank=0, *, n_readers=None, wait=None, on_takeover=None, serde=None, "
-    "allow_uid=None, finds_only=False)",
+    "allow_uid=None, finds_only=False, dir=None)",
     ObjectStoreReader.find: "(self, key, *, namespace=None)",
     ObjectStoreReader.has: "(self, key, *, namespace=None)",
     ObjectStoreReader.get: "(self, ref, copy=False, *, private=False, device=None, stream=None)",

@@ -16,9 +16,10 @@ import numpy as np
 
 from shmstore.bindings.store import space
 from shmstore.cli.command import EXIT_OK, Command
-from shmstore.cli.commands.common import add_json, print_json, size
+from shmstore.cli.commands.common import add_dir, add_json, print_json, size
 from shmstore.cli.commands.tables import make_console, make_table
 from shmstore.errors import StoreSpaceError
+from shmstore.places import folder_of
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -86,31 +87,39 @@ def _measure_size(
     return Figure(nbytes, put_us, copy_us, get_us, hit_us)
 
 
-def _ring_size() -> int:
-    """Return the size of the largest ring that, with a file of the same size, leaves half of /dev/shm's free space."""
-    free = space(_MIB, 1, 0, 0)[1]
+def _ring_size(folder: str) -> int:
+    """Return the size of the largest ring that, with a file of the same size, leaves half of the free space."""
+    free = space(_MIB, 1, 0, 0, folder)[1]
     ring = min(_RING, free // 4 // _MIB * _MIB)
     if ring < _SMALLEST_RING:
-        raise StoreSpaceError(needed=4 * _SMALLEST_RING, free=free)
+        raise StoreSpaceError(needed=4 * _SMALLEST_RING, free=free, folder=folder)
     return ring
 
 
-def measure(seconds_each: float = _SECONDS_EACH, sizes: tuple[int, ...] = _SIZES) -> tuple[int, list[Figure]]:
+def measure(
+    seconds_each: float = _SECONDS_EACH, sizes: tuple[int, ...] = _SIZES, *, dir: str | None = None
+) -> tuple[int, list[Figure]]:
     """Return the ring's size and a figure for each size of which the ring holds two; it makes its own store."""
-    ring = _ring_size()
-    with tempfile.TemporaryFile(dir="/dev/shm", prefix="shmstore-bench-") as file:
+    folder = folder_of(dir)
+    ring = _ring_size(folder)
+    with tempfile.TemporaryFile(dir=folder, prefix="shmstore-bench-") as file:
         os.posix_fallocate(file.fileno(), 0, ring)
         shared = np.frombuffer(mmap.mmap(file.fileno(), ring), np.uint8)
         shared[:] = 1
-        with ObjectStoreWriter.create(capacity=ring, n_readers=1, prefault=True) as writer:
+        with ObjectStoreWriter.create(capacity=ring, n_readers=1, prefault=True, dir=folder) as writer:
             with ObjectStoreReader.attach(writer.handle) as reader:
                 writer.retire(0)  # or its objects could not be evicted
                 fitting = [nbytes for nbytes in sizes if 2 * nbytes <= ring]
                 return ring, [_measure_size(nbytes, writer, reader, shared, seconds_each) for nbytes in fitting]
 
 
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_dir(parser)
+    add_json(parser)
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    ring, figures = measure()
+    ring, figures = measure(dir=arguments.dir)
     missing = [nbytes for nbytes in _SIZES if nbytes not in {figure.nbytes for figure in figures}]
     machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
@@ -132,7 +141,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console.print(table)
     print(f"medians; ring of {size(ring)}; {machine}")
     for nbytes in missing:
-        print(f"left out: {size(nbytes)}, because /dev/shm is too small")
+        print(f"left out: {size(nbytes)}, because the folder is too small")
     return EXIT_OK
 
 
@@ -140,6 +149,6 @@ COMMAND = Command(
     name="bench",
     summary="compare put, get and hit on this machine with a plain copy, in less than half a minute",
     example="shmstore bench --json",
-    add_arguments=add_json,
+    add_arguments=_add_arguments,
     run=_run,
 )

@@ -7,10 +7,10 @@ import sys
 import time
 from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmstore.cli.command import EXIT_WRONG
+from shmstore.places import DIRECTORY, VARIABLE
 
 if TYPE_CHECKING:
     from shmstore.inspect.records import StoreFacts
@@ -103,24 +103,23 @@ def tier_url(given: str | None) -> str | None:
     return given or os.environ.get(TIER_VARIABLE) or None
 
 
-_DIRECTORY = Path("/dev/shm")
-
-
 def store_argument(text: str) -> str:
-    """Return the store's name, also from the path of its file: an argparse type.
-
-    Raises ArgumentTypeError for an existing path outside /dev/shm.
-    """
-    name = text.removeprefix(f"{_DIRECTORY}/").removeprefix("/")
-    if "/" in text and "\0" not in text and not os.path.lexists(_DIRECTORY / name) and os.path.lexists(text):
-        raise argparse.ArgumentTypeError(f"{text} is not a store: stores are files of {_DIRECTORY}, see shmstore ls")
-    return name
+    """Return the store's name, or the path of its file, from the root on: an argparse type."""
+    return os.path.abspath(text) if "/" in text[1:] else text.removeprefix("/")
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
     """Add the argument NAME."""
     what = "the store's name, as in `shmstore ls`, or its file; the file of a name that starts with a dash"
     parser.add_argument("name", metavar="NAME", type=store_argument, help=what)
+    add_dir(parser)
+
+
+def add_dir(parser: argparse.ArgumentParser) -> None:
+    """Add `--dir`."""
+    parser.add_argument(
+        "--dir", metavar="DIR", help=f"the folder of the stores (default: {VARIABLE}, without it {DIRECTORY})"
+    )
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:

@@ -1,11 +1,11 @@
-"""`shmstore gc`: shows and removes the segments of dead writers in /dev/shm."""
+"""`shmstore gc`: shows and removes the segments of dead writers in a folder."""
 
 import argparse
 import time
 from dataclasses import dataclass
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
-from shmstore.cli.commands.common import add_json, age, complain, print_json, size, store_argument
+from shmstore.cli.commands.common import add_dir, add_json, age, complain, print_json, size, store_argument
 from shmstore.cli.commands.ls import owner
 from shmstore.cli.commands.tables import cell, make_console, make_table
 from shmstore.errors import ShmStoreError, listed
@@ -67,13 +67,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="with --yes NAME: even if it is mapped or could be recovered"
     )
+    add_dir(parser)
     add_json(parser)
+
+
+def _segments(arguments: argparse.Namespace) -> list[SegmentInfo]:
+    if arguments.names:
+        return [look_at(name, dir=arguments.dir) for name in arguments.names]
+    return find_segments(dir=arguments.dir)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.force and not arguments.names:
         return complain("gc", "--force needs the names of the stores to remove", EXIT_USAGE)
-    segments = [look_at(name) for name in arguments.names] if arguments.names else find_segments()
+    segments = _segments(arguments)
     alive = [info for info in segments if info.writer_alive]
     candidates = [_judge(info, arguments.force) for info in segments if not info.writer_alive]
     status = EXIT_OK
@@ -132,7 +139,7 @@ def _print(candidates: list[_Candidate], arguments: argparse.Namespace) -> None:
 
 COMMAND = Command(
     name="gc",
-    summary="show the segments of dead writers in /dev/shm, and with --yes remove the useless ones",
+    summary="show the segments of dead writers, and with --yes remove the useless ones",
     example="shmstore gc --yes",
     add_arguments=_add_arguments,
     run=_run,

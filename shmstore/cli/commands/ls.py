@@ -3,7 +3,7 @@
 import argparse
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.cli.commands.common import add_json, age, complain, print_json, ratio, size, writers
+from shmstore.cli.commands.common import add_dir, add_json, age, complain, print_json, ratio, size, writers
 from shmstore.cli.commands.tables import make_console, make_fitting_table
 from shmstore.files import another_user
 from shmstore.inspect.records import SegmentInfo
@@ -40,8 +40,13 @@ def _row(info: SegmentInfo) -> list[str]:
     ]
 
 
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_dir(parser)
+    add_json(parser)
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    segments = find_segments()
+    segments = find_segments(dir=arguments.dir)
     damaged = [info for info in segments if info.state == "damaged"]
     if arguments.json:
         print_json({"ok": not damaged, "segments": segments})
@@ -58,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
         console.print(make_fitting_table(console, "", columns, rows, left=left, spare=spare))
     for info in segments:
         if info.state == "unreadable":
-            complain("ls", another_user(info.name))
+            complain("ls", another_user(info.place))
     for info in damaged:
         complain("ls", f"{info.name}: {info.problem}")
     return EXIT_WRONG if damaged else EXIT_OK
@@ -68,6 +73,6 @@ COMMAND = Command(
     name="ls",
     summary="list the stores of this host, alive and dead; exit status 1: one is damaged",
     example="shmstore ls --json",
-    add_arguments=add_json,
+    add_arguments=_add_arguments,
     run=_run,
 )

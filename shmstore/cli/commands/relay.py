@@ -10,6 +10,7 @@ from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command, parse_size, posit
 from shmstore.cli.commands.common import (
     NO_TIER,
     TIER_VARIABLE,
+    add_dir,
     add_json,
     complain,
     print_json,
@@ -48,6 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--prefault", action="store_true", help="touch its memory now, so that no fetch is slowed by it"
     )
+    add_dir(parser)
     add_json(parser)
 
 
@@ -91,13 +93,14 @@ def _run(arguments: argparse.Namespace) -> int:
 def _open(arguments: argparse.Namespace) -> ObjectStoreWriter:
     try:
         if not arguments.create:
-            return ObjectStoreWriter.join(arguments.store)
+            return ObjectStoreWriter.join(arguments.store, dir=arguments.dir)
         return ObjectStoreWriter.open(
             arguments.store,
             capacity=arguments.capacity,
             n_readers=arguments.n_readers,
             max_objects=arguments.max_objects,
             prefault=arguments.prefault,
+            dir=arguments.dir,
         )
     except WriterActiveError as error:
         more = (

@@ -20,9 +20,19 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, parse_size, positive_argument
-from shmstore.cli.commands.common import NO_TIER, TIER_VARIABLE, add_json, complain, print_json, size, tier_url
+from shmstore.cli.commands.common import (
+    NO_TIER,
+    TIER_VARIABLE,
+    add_dir,
+    add_json,
+    complain,
+    print_json,
+    size,
+    tier_url,
+)
 from shmstore.cli.commands.tables import make_console, make_table
 from shmstore.errors import StoreSpaceError, TierError
+from shmstore.places import folder_of
 from shmstore.tiers import Tier
 from shmstore.tiers.urls import open_tier, shown_url
 
@@ -52,18 +62,19 @@ class Figure:
     has: dict[str, float]
 
 
-def check(tier: Tier, sizes: list[int], count: int) -> Iterator[Figure]:
+def check(tier: Tier, sizes: list[int], count: int, dir: str | None = None) -> Iterator[Figure]:
     """Put, fetch and compare `count` values of each size, from and into shared memory; remove what was put.
 
     Raises TierError if the tier fails or gives anything else than what was put.
     """
     largest = max(sizes) + _META + count  # each value starts one byte later, so that no two are equal
-    with tempfile.TemporaryFile(dir="/dev/shm", prefix="shmstore-check-") as file:
+    folder = folder_of(dir)
+    with tempfile.TemporaryFile(dir=folder, prefix="shmstore-check-") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, 2 * largest)
         except OSError as error:
             hint = "values go from and into shared memory: free some, or pass smaller --sizes"
-            raise StoreSpaceError(needed=2 * largest, free=disk_usage("/dev/shm").free, hint=hint) from error
+            raise StoreSpaceError(needed=2 * largest, free=disk_usage(folder).free, folder=folder, hint=hint) from error
         mapping = mmap.mmap(file.fileno(), 2 * largest)
         shared = np.frombuffer(mapping, np.uint8)
         source, target = shared[:largest], shared[largest:]
@@ -136,6 +147,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--count", type=positive_argument, default=_COUNT, help="values of each size (default: %(default)s)"
     )
+    add_dir(action)
     add_json(action)
 
 
@@ -147,7 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return complain("tier", NO_TIER, EXIT_USAGE)
     try:
         with closing(open_tier(url)) as tier:
-            for figure in check(tier, arguments.sizes, arguments.count):
+            for figure in check(tier, arguments.sizes, arguments.count, arguments.dir):
                 figures.append(figure)  # those before a problem are shown, too
     except ImportError as error:
         problem = str(error)

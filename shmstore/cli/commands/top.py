@@ -20,6 +20,7 @@ from rich.text import Text
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, number_argument, positive_argument
 from shmstore.cli.commands.common import (
+    add_dir,
     add_json,
     complain,
     print_json,
@@ -76,7 +77,7 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
     kinds: dict[str, KindStats] = {}
     if info.facts is not None:
         try:
-            with StoreInspector.open(info.name) as inspector:
+            with StoreInspector.open(info.name, info.dir) as inspector:
                 readers, kinds = inspector.readers(), inspector.kinds()
         except (ShmStoreError, OSError):  # it has just been removed, as the next sample will find
             pass
@@ -106,15 +107,16 @@ def _recent_hit_ratio(rate: dict[str, float]) -> float | None:
 class Watcher:
     """Takes samples of one store or of all stores, and keeps the previous ones."""
 
-    def __init__(self, name: str | None) -> None:
-        """Watch the store `name`, or all stores if it is None."""
-        self._name = name
+    def __init__(self, name: str | None, dir: str | None = None) -> None:
+        """Watch the store `name`, or all stores of the folder if it is None."""
+        self._name, self._dir = name, dir
         self._before: dict[str, Sample] = {}
         self._verdicts: Verdicts = {}
 
     def sample(self) -> list[Sample]:
         """Return a sample of each store. Raises StoreNotFoundError if the named store does not exist."""
-        infos = find_segments(self._verdicts) if self._name is None else [look_at(self._name, self._verdicts)]
+        one = None if self._name is None else look_at(self._name, self._verdicts, self._dir)
+        infos = find_segments(self._verdicts, self._dir) if one is None else [one]
         samples = [take_sample(info, self._before.get(info.name)) for info in infos]
         self._before = {sample.segment.name: sample for sample in samples}
         return samples
@@ -325,10 +327,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
     add_json(form)
+    add_dir(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    watcher = Watcher(arguments.name)
+    watcher = Watcher(arguments.name, arguments.dir)
     console = make_picture() if arguments.svg else make_console()
     order = arguments.sort or ("rank" if arguments.name else "name")
     try:

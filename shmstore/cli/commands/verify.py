@@ -6,6 +6,7 @@ from contextlib import suppress
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_json, add_name, complain, print_json, shown, size
 from shmstore.files import another_user, classify
+from shmstore.places import place_of
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +20,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_quick(arguments: argparse.Namespace) -> int:
-    file = classify(arguments.name)
+    file = classify(place_of(arguments.name, arguments.dir))
     if file.state == "unreadable":
-        raise another_user(file.name)
+        raise another_user(file.place)
     problem = file.problem
     several = f"{file.writers_alive} of {file.writers} writers are alive" if file.writers != 1 else None
     if file.state == "being created":
@@ -45,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _run_quick(arguments)
     from shmstore.inspect.verify import verify  # not at the top, because it loads numpy
 
-    report = verify(arguments.name)
+    report = verify(arguments.name, arguments.dir)
     if arguments.json:
         print_json({"ok": report.ok, "report": report})
         return EXIT_OK if report.ok else EXIT_WRONG

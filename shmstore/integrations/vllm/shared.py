@@ -24,7 +24,8 @@ from typing import Any
 import vllm
 import vllm.envs
 
-from shmstore.files import DIRECTORY, PREFIX
+from shmstore.files import PREFIX
+from shmstore.places import folder_of
 
 _log = logging.getLogger("vllm.shmstore")
 
@@ -54,7 +55,7 @@ def agree() -> None:
 
 def _remove(name: str, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
-        Path(DIRECTORY, name).unlink(missing_ok=True)  # also while a worker is still ending: it needs no name
+        Path(folder_of(), name).unlink(missing_ok=True)  # also while a worker is still ending: it needs no name
 
 
 def note_version() -> None:

@@ -1,0 +1,47 @@
+"""Where stores are; no other module knows the folder.
+
+A store's place is what the C core takes for it: its name if it is in /dev/shm, else the path of its file.
+"""
+
+import os
+from typing import Final, TypeAlias
+
+from shmstore.errors import kind_of, shown
+
+DIRECTORY: Final = "/dev/shm"
+VARIABLE: Final = "SHMSTORE_DIR"
+Folder: TypeAlias = str | os.PathLike[str]
+_LONGEST = 3800
+"""Bytes of a folder; with a name it is a path that the kernel takes."""
+
+
+def folder_of(dir: Folder | None = None) -> str:
+    """Return the folder that the argument `dir` says: by default that of SHMSTORE_DIR, without it /dev/shm.
+
+    TypeError or ValueError if there can be no such folder.
+    """
+    chosen = (os.environ.get(VARIABLE) or DIRECTORY) if dir is None else dir
+    folder = os.fspath(chosen) if isinstance(chosen, (str, os.PathLike)) else None
+    if not isinstance(folder, str):
+        raise TypeError(f"dir must be a str or a Path, not {kind_of(dir)}")
+    if not folder or "\0" in folder or len(os.fsencode(folder)) > _LONGEST:
+        raise ValueError(f"dir must be the path of a folder, of up to {_LONGEST} bytes, not {shown(folder)}")
+    return os.path.abspath(folder)
+
+
+def place_of(name: str, dir: Folder | None = None) -> str:
+    """Return the place of a store in a folder; `name` may be the path of its file."""
+    if name.startswith("/"):
+        dir, name = os.path.split(name)
+    folder = folder_of(dir)
+    return name if folder == DIRECTORY else os.path.join(folder, name)
+
+
+def path_of(place: str) -> str:
+    """Return the path of a store's file."""
+    return os.path.join(DIRECTORY, place)
+
+
+def parts_of(place: str) -> tuple[str, str]:
+    """Return the folder and the name."""
+    return os.path.split(path_of(place))
