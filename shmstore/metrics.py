@@ -184,7 +184,7 @@ def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
     try:
         stats = writer.stats()
     except NoArenaError:  # an owner
-        return _read_totals(writer.name, name)
+        return _read_totals(writer.handle.path, name)
     which = (str(writer.index),) if writer.n_writers > 1 else ()
     return _read_store(stats, stats.kinds, name, *which)
 

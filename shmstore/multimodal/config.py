@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from shmstore.errors import kind_of, shown
+from shmstore.places import folder_of
 from shmstore.store.arguments import checked_name
 from shmstore.tiers.urls import read_url
 
@@ -52,6 +53,8 @@ class MultiModalCacheConfig:
 
     API servers that share a segment find it by this name, so they need one. A host has one segment of a name, so each
     replica (`data_parallel_external_lb`) needs its own."""
+    shm_dir: str | None = None
+    """Folder of the segment, as this process sees it; None means that of SHMSTORE_DIR, without it /dev/shm."""
     shm_prefault: bool = False
     """Whether to touch every page of the segment at the start, so that no request pays for it. For `shm` only."""
     tier_url: str | None = dataclasses.field(default=None, repr=False)  # it may have a password
@@ -115,6 +118,11 @@ class MultiModalCacheConfig:
                 checked_name(self.shm_name)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"shm_name cannot be {shown(self.shm_name)}: {error}") from None
+        if self.shm_dir is not None:
+            try:
+                folder_of(self.shm_dir)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"shm_dir cannot be {shown(self.shm_dir)}: {error}") from None
         for name, kind in (("tier_url", str | None), ("tier_namespace", str)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} must be a string, not {kind_of(getattr(self, name))}")
@@ -225,7 +233,7 @@ class MultiModalCacheConfig:
             if self.shm_max_objects is not None:
                 entries = f"entries for {self.shm_max_objects} items"
             keeps[p0] = (
-                f"writes {segment}, allocated in /dev/shm at the start and shared by all processes, "
+                f"writes {segment}, allocated in {folder_of(self.shm_dir)} at the start and shared by all processes, "
                 f"and keeps up to {processor} of prompt updates. {has} {entries} (shm_max_objects). Items over "
                 f"{_gib(self.max_object_bytes)}, and items without room or an entry, are sent inline and not cached"
             )

@@ -64,6 +64,7 @@ def processor_cache_from_config(
             max_object_size=config.max_object_bytes,
             max_objects=config.shm_max_objects,
             prefault=config.shm_prefault,
+            dir=config.shm_dir,
         )
     except WriterActiveError as error:
         hint = f"give each replica (data_parallel_external_lb) its own shm_name, or omit it; or {error.hint}"
@@ -146,7 +147,7 @@ def worker_receiver_cache_from_config(
             f"store is missing; pass the sender's handle, set {HANDLE_VARIABLE} to its to_json(), or set shm_name"
         )
     waits = wait if isinstance(store, str) else None  # who has a handle has a store
-    reader = ObjectStoreReader.attach(store, rank=rank, n_readers=config.n_readers, wait=waits)
+    reader = ObjectStoreReader.attach(store, rank=rank, n_readers=config.n_readers, wait=waits, dir=config.shm_dir)
     try:
         relay = relay or os.environ.get(RELAY_VARIABLE) or None
         return ShmObjectStoreReceiverCache(reader, types=types, policy=policy, relay=relay)

@@ -42,6 +42,7 @@ SMALL = MIB / GIB
         ("ipc_cache_gb", [1e-12]),
         ("cache_type", ["disk", None, ""]),
         ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800"]),
+        ("shm_dir", ["", 3, "a\0", "x" * 4000]),
         ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400]),
         ("shm_prefault", [1, None, True]),
         ("relay", [1, None, True]),
@@ -280,6 +281,24 @@ def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault: 
 def test_a_rank_that_is_not_an_integer_is_a_type_error(rank: Any) -> None:
     with raises(TypeError, names=("rank", type(rank).__name__)):
         worker_receiver_cache_from_config(config(4 * MIB, cache_type="shm"), rank)
+
+
+def test_a_configuration_says_the_folder_before_a_handle_does(tmp_path: Path, name: str) -> None:
+    folder = SHM_FOLDER / f"{name}-folder"
+    folder.mkdir()
+    try:
+        settings = config(4 * MIB, cache_type="shm", shm_dir=str(folder))
+        assert f"allocated in {folder} at" in settings.describe()
+        (tmp_path / "mount").symlink_to(folder)
+        with shm_sender(settings) as sender:
+            assert [sender.handle.name] == os.listdir(folder)
+            elsewhere = dataclasses.replace(settings, shm_dir=str(tmp_path / "mount"))
+            for there in (settings, elsewhere):
+                handle = dataclasses.replace(sender.handle, dir="/nowhere")
+                with cast(ShmObjectStoreReceiverCache, worker_receiver_cache_from_config(there, 0, handle)) as worker:
+                    assert worker.reader.store_id == handle.store_id
+    finally:
+        folder.rmdir()
 
 
 @pytest.mark.parametrize("way", ["handle", "name", "SHMSTORE_HANDLE", "shm_name"])

@@ -41,6 +41,7 @@ def test_this_vllm_is_known_and_another_is_refused(config: Any, monkeypatch: pyt
     ("options", "error", "named"),
     [
         ({"store": 1}, TypeError, "store"),
+        ({"dir": 1}, TypeError, "dir"),
         ({"capacity_gb": "16"}, TypeError, "capacity_gb"),
         ({"capacity_gb": True}, TypeError, "capacity_gb"),
         ({"capacity_gb": 0}, ValueError, "capacity_gb"),

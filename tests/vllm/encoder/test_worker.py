@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +91,12 @@ def test_the_first_rank_stores_whole_outputs_and_others_load_them(make: Worker) 
     assert torch.equal(batch[:, 2:5], cache["a"])
     cache["a"] += 1  # a copy
     assert 1 == writer(first).stats().kinds[KIND].objects
+
+
+def test_the_store_is_in_the_folder_of_the_settings(make: Worker, name: str, tmp_path: Path) -> None:
+    (tmp_path / "shm").symlink_to("/dev/shm")
+    one = make(dir=str(tmp_path / "shm"))
+    assert {str(tmp_path / "shm")} == {writer(one).handle.dir, os.path.dirname(reader(one)._place)}
 
 
 def test_views_are_of_the_store(make: Worker) -> None:

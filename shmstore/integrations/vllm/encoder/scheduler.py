@@ -39,7 +39,7 @@ class SchedulerSide:
         self._fields_for = fields_for
         self._scope = namespace
         self._namespace = namespace + scope.turned()
-        self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START)
+        self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START, dir=settings.dir)
         self._keys: dict[str, str] = {}  # of the request that was asked about last, by identifier
         self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
         self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item

@@ -18,7 +18,9 @@ class Settings:
     store: str
     """The store's name; engines with the same name share it."""
     capacity_gb: float
-    """The space of each engine that stores, in GiB, which is reserved in /dev/shm when it starts."""
+    """The space of each engine that stores, in GiB, which is reserved in shared memory when it starts."""
+    dir: str | None = None
+    """The folder of the store, as this engine sees it; by default that of SHMSTORE_DIR, without it /dev/shm."""
     engines: int = 8
     """How many engines may store at a time; more of them only read."""
     readers: int = 64
@@ -64,6 +66,7 @@ class Settings:
 _TYPES: dict[str, tuple[type, ...]] = {
     "store": (str,),
     "capacity_gb": (int, float),
+    "dir": (str, type(None)),
     "engines": (int,),
     "readers": (int,),
     "quota_gb": (int, float, type(None)),

@@ -39,6 +39,7 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
             n_writers=settings.engines,
             quotas=quota,
             on_mismatch="accept",
+            dir=settings.dir,
         )
     except WriterActiveError as error:
         _log.warning("encoder outputs are read from store %s, and none are stored: %s", settings.store, error)
@@ -78,7 +79,7 @@ class WorkerSide:
                 self._writer = open_store(settings)
                 if self._writer is not None and device == "cuda":
                     lock_pages(self._writer)
-            self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START)
+            self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START, dir=settings.dir)
 
     def load(self, step: Step, cache: dict[str, Any]) -> None:
         """Put the outputs of this step into vLLM's cache; the scheduler holds them meanwhile."""
