@@ -284,14 +284,19 @@ static int identify(shms_segment *seg, uint64_t *size) {
     return SHMS_OK;
 }
 
-static int create_locked(shms_segment *seg, bool owns) {
+static int create_locked(shms_segment *seg, const shms_options *options) {
     const shms_layout *l = &seg->layout;
+    bool owns = options->flags & SHMS_OWNS;
     uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
     int rc;
     if ((rc = identify(seg, &size)) ||
         (rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER)))
         return rc;
-    /* First, so that a file that a dead creator has left is known as ours, or is empty. */
+    /* The group first, so that no other gets rights. Until both are done the file is empty; see open_failed. */
+    if ((options->group && fchown(seg->fd, (uid_t)-1, options->group - 1)) ||
+        fchmod(seg->fd, options->mode ? options->mode : 0600))
+        return SHMS_ESYS;
+    /* Before space is taken, so that a file that a dead creator has left is known as ours, or is empty. */
     if (pwrite(seg->fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
         return errno == ENOSPC ? SHMS_ENOSPC : SHMS_ESYS;
     if (ftruncate(seg->fd, (off_t)l->file_size))
@@ -342,7 +347,7 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         return rc;
     if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
-    if ((rc = create_locked(seg, options->flags & SHMS_OWNS))) {
+    if ((rc = create_locked(seg, options))) {
         if (rc != SHMS_EWRITERACTIVE) /* else a process removes the empty file, and the name may soon be another's */
             shms_segment_unlink(seg);
         shms_segment_close(seg);
@@ -477,6 +482,8 @@ static int open_failed(const shms_segment *seg) {
         return SHMS_ELAYOUT;
     bool foreign = why == EACCES && stat_name(seg, &st) && st.st_uid != geteuid();
     errno = why;
+    if (foreign && st.st_size == 0) /* its creator has not opened it to its group yet */
+        return SHMS_ECREATING;
     return foreign ? SHMS_EFOREIGN : SHMS_ESYS;
 }
 

@@ -267,9 +267,10 @@ class Writer:
         self.max_object_size = options.max_object_size
 
     @classmethod
-    def create(cls, name: str, options: Options) -> "Writer":
+    def create(cls, name: str, options: Options, mode: int = 0, gid: int | None = None) -> "Writer":
         """Create a segment; the caller has checked the numbers."""
         packed = _packed(options)
+        packed.mode, packed.group = mode, 0 if gid is None else 1 + gid
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         try:
             code = lib.shms_writer_create(box, os.fsencode(name), packed)

@@ -31,6 +31,7 @@ from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
     check_bools,
+    checked_access,
     checked_name,
     checked_serde,
     expected_store,
@@ -86,6 +87,8 @@ class Openable(Closable):
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
         dir: Folder | None = None,
+        mode: int = 0o600,
+        gid: int | None = None,
     ) -> Self:
         """Create a store and be its writer; all the space that it may fill is reserved before this returns.
 
@@ -96,7 +99,8 @@ class Openable(Closable):
         `groups` are the numbers of ranks of each group, such as [4, 4] for two replicas of an engine: ranks 0 to 3 are
         group 0. A hand-out can wait for one group only. By default all ranks are one group.
         `dir` is the folder that the store is a file of, by default that of SHMSTORE_DIR, without it /dev/shm. It should
-        be a tmpfs.
+        be a tmpfs. `mode` 0o660 lets a group use the store: `gid`, or the one that files of the folder get. Whoever
+        attaches to, joins or recovers such a store, also its owner, passes the owner as `allow_uid`.
         With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
         has an arena of its own, with this capacity and number of objects, which is reserved when it is first taken. All
         find the objects of all by key, so each is stored once.
@@ -127,7 +131,8 @@ class Openable(Closable):
             raise ValueError("quotas are those of a writer's arena: with writes=False, pass them to join")
         call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS
         place = place_of(chosen, dir)
-        return cls._create(place, options._replace(flags=options.flags | call), chosen_serde, limits)
+        access = checked_access(mode, gid)
+        return cls._create(place, options._replace(flags=options.flags | call), chosen_serde, limits, *access)
 
     @classmethod
     def _create(
@@ -136,11 +141,13 @@ class Openable(Closable):
         options: native.Options,
         serde: ObjectSerde,
         quotas: Mapping[str, int] | None,
+        mode: int = 0o600,
+        gid: int | None = None,
     ) -> Self:
         leftovers.remove_dead(parts_of(name)[0])
         writer = None
         try:
-            writer = native.Writer.create(name, options)
+            writer = native.Writer.create(name, options, mode, gid)
             if quotas:
                 set_quotas(writer, quotas)
             _log.debug("created store %s: %d bytes for %d readers", name, options.capacity, options.n_readers)

@@ -195,7 +195,10 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
     if isinstance(error, ShmStoreError):
         return error
     path = cut(path_of(name))
-    return SharedMemoryError(f"{path} cannot be used: {error.strerror}", number=error.errno)
+    hint = (
+        "a process gives a store only to a group of its own: see gid, and id -G" if error.errno == errno.EPERM else None
+    )
+    return SharedMemoryError(f"{path} cannot be used: {error.strerror}", number=error.errno, hint=hint)
 
 
 def foreign(name: str, may_allow: bool) -> ForeignStoreError:

@@ -55,7 +55,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRACT: dict[Callable[..., Any], str] = {
     ObjectStoreWriter.create: "(name=None, *, capacity, n_readers, groups=None, n_writers=1, writes=True, "
     "max_object_size=None, max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, "
-    "checksums=False, quotas=None, serde=None, dir=None)",
+    "checksums=False, quotas=None, serde=None, dir=None, mode=384, gid=None)",
     ObjectStoreWriter.open: "(name, *, capacity, n_readers, groups=None, n_writers=1, max_object_size=None, "
     "max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, checksums=False, "
     "quotas=None, serde=None, on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0, dir=None)",

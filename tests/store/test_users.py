@@ -1,0 +1,195 @@
+"""A store that a group may use: its mode and group, and who is refused."""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore.cli import main as cli
+from shmstore.errors import ForeignStoreError, SharedMemoryError, ShmStoreError
+from shmstore.store import leftovers
+from tests.support import SHM, Child, raises, store_name
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which root alone may")
+
+OWNER, MEMBER, OUTSIDER, GROUP = 61001, 61002, 61003, 61000
+VALUE = np.arange(1000)
+T = TypeVar("T")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of a tmpfs in which everybody may create and remove files."""
+    path = SHM / store_name()
+    path.mkdir()
+    path.chmod(0o777)
+    cli.build_parser()  # loads modules, which another user may not be allowed to read
+    yield path
+    for left in path.iterdir():
+        left.unlink()
+    path.rmdir()
+
+
+def as_user(uid: int, act: Callable[[], T]) -> T:
+    """Run `act` in a child as that user, who is in the group unless it is the outsider."""
+
+    def become() -> T:
+        os.setgroups([] if uid == OUTSIDER else [GROUP])
+        os.setgid(uid)
+        os.setuid(uid)
+        return act()
+
+    return Child(become).join()  # type: ignore[no-any-return]
+
+
+def left_open(folder: Path, name: str, **options: Any) -> None:
+    """Create a store of two writers with one object, and leave it."""
+    writer = ObjectStoreWriter.create(name, capacity=1 << 16, n_readers=2, n_writers=2, dir=folder, **options)
+    writer.put("a", VALUE)
+    writer.close(unlink=False)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+@pytest.mark.parametrize("setgid", [False, True])
+@pytest.mark.parametrize(("mode", "gid"), [(None, None), (0o660, GROUP), (0o660, None), (0o640, GROUP)])
+def test_a_store_has_its_mode_and_group_whatever_umask_and_folder_say(
+    folder: Path, mode: int | None, gid: int | None, setgid: bool, umask: int
+) -> None:
+    os.chown(folder, 0, GROUP)
+    folder.chmod(0o2777 if setgid else 0o777)
+
+    def create() -> tuple[int, int, int]:
+        os.umask(umask)
+        options: dict[str, Any] = {} if mode is None else {"mode": mode, "gid": gid}
+        with ObjectStoreWriter.create(capacity=4096, n_readers=1, dir=folder, **options) as writer:
+            found = os.stat(writer.handle.path)
+            return stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
+
+    expected = mode or 0o600, OWNER, GROUP if gid is not None or setgid else OWNER
+    assert expected == as_user(OWNER, create)
+
+
+def test_a_member_reads_writes_and_takes_over_and_an_outsider_is_refused_at_every_door(folder: Path) -> None:
+    name = store_name()
+    as_user(OWNER, lambda: left_open(folder, name, mode=0o660, gid=GROUP))
+
+    def use(key: str) -> list[Any]:
+        with ObjectStoreWriter.join(name, allow_uid=OWNER, dir=folder) as first:
+            with ObjectStoreWriter.join(name, allow_uid=OWNER, dir=folder) as second:
+                ref = second.put(key, VALUE)
+                with ObjectStoreReader.attach(name, allow_uid=OWNER, dir=folder) as reader:
+                    assert np.array_equal(VALUE, reader.get(ref))
+                    view = reader.get(first.get_cached("a"))
+                    with pytest.raises(ValueError, match="read-only"):
+                        view[0] = 1
+                second.close(unlink=False)
+            keys = [*first.keys(), "a" in first]
+            first.close(unlink=False)
+        return keys
+
+    assert ["a", True] == as_user(MEMBER, lambda: use("b"))
+    assert ["a", True] == as_user(OWNER, lambda: use("c")), "the owner passes allow_uid, too"
+    doors: list[Callable[..., Any]] = [ObjectStoreReader.attach, ObjectStoreWriter.join, ObjectStoreWriter.recover]
+
+    def refused(**options: Any) -> list[str]:
+        said = []
+        for door in doors:
+            with pytest.raises(ForeignStoreError) as caught:
+                door(name, dir=folder, **options)
+            said.append(caught.value.hint)
+        with pytest.raises(ForeignStoreError):
+            ObjectStoreWriter.unlink(name, dir=folder)
+        return said
+
+    assert 1 == len(set(as_user(OUTSIDER, lambda: refused(allow_uid=OWNER))))
+    assert all(f"allow_uid={OWNER}" in hint for hint in as_user(MEMBER, refused))
+    assert 1 == as_user(OUTSIDER, lambda: cli.main(["verify", name, "--dir", str(folder)]))
+
+
+def test_what_an_outsider_planted_is_refused_though_its_group_is_right(folder: Path) -> None:
+    """A setgid folder gives each file its group, whoever makes it."""
+    name = store_name()
+    os.chown(folder, 0, GROUP)
+    folder.chmod(0o3777)
+    as_user(OUTSIDER, lambda: left_open(folder, name, mode=0o666))
+    assert (OUTSIDER, GROUP) == ((found := (folder / name).stat()).st_uid, found.st_gid)
+
+    def attach() -> None:
+        for uid in (None, OWNER):
+            with raises(ForeignStoreError, [f"user {OUTSIDER}"]):
+                ObjectStoreReader.attach(name, dir=folder, allow_uid=uid)
+
+    as_user(MEMBER, attach)
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+def test_gc_by_a_member_removes_a_store_where_the_folder_lets_it(folder: Path, sticky: bool) -> None:
+    name = store_name()
+    folder.chmod(0o1777 if sticky else 0o777)
+    as_user(OWNER, lambda: left_open(folder, name, mode=0o660, gid=GROUP))
+    assert int(sticky) == as_user(MEMBER, lambda: cli.main(["gc", "--yes", "--force", name, "--dir", str(folder)]))
+    assert sticky == (folder / name).exists()
+
+
+def test_an_exit_and_a_create_leave_what_a_dead_user_of_the_group_left(folder: Path) -> None:
+    def die() -> str:
+        writer = ObjectStoreWriter.create(capacity=4096, n_readers=1, dir=folder, mode=0o660, gid=GROUP)
+        leftovers._open.discard(writer)
+        return writer.name
+
+    name = as_user(OWNER, die)
+    as_user(MEMBER, lambda: ObjectStoreWriter.create(capacity=4096, n_readers=1, dir=folder).close())
+    assert (folder / name).exists()
+    as_user(OWNER, lambda: ObjectStoreWriter.create(capacity=4096, n_readers=1, dir=folder).close())
+    assert not (folder / name).exists()
+
+
+def test_a_group_of_others_is_a_typed_error_and_leaves_no_file(folder: Path) -> None:
+    def create() -> tuple[int | None, str]:
+        with pytest.raises(SharedMemoryError) as caught:
+            ObjectStoreWriter.create(capacity=4096, n_readers=1, dir=folder, mode=0o660, gid=GROUP + 500)
+        return caught.value.errno, caught.value.hint
+
+    number, hint = as_user(OWNER, create)
+    assert (errno.EPERM, True) == (number, "gid" in hint)
+    assert [] == os.listdir(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"mode": 0o400}, ValueError),
+        ({"mode": 0o670}, ValueError),
+        ({"mode": 0o1660}, ValueError),
+        ({"mode": "0660"}, TypeError),
+        ({"mode": True}, TypeError),
+        ({"gid": -1}, ValueError),
+        ({"gid": "users"}, TypeError),
+    ],
+)
+def test_a_mode_and_a_group_that_no_store_can_have(options: dict[str, Any], error: type[Exception]) -> None:
+    with raises(error, list(options)):
+        ObjectStoreWriter.create(capacity=4096, n_readers=1, **options)
+
+
+def test_a_member_that_is_early_waits_until_the_store_is_opened_to_it(folder: Path) -> None:
+    """Between its creation and its mode, a file is its owner's alone, and empty."""
+    name = store_name()
+    path = folder / name
+    path.touch(0o600)
+    os.chown(path, OWNER, GROUP)
+
+    def attach(wait: float) -> str:
+        with pytest.raises(ShmStoreError) as caught:
+            ObjectStoreReader.attach(name, dir=folder, allow_uid=OWNER, wait=wait)
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    said = as_user(MEMBER, lambda: attach(0.01))
+    assert said.startswith("StoreNotFoundError")
+    assert "creation" in said
