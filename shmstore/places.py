@@ -4,6 +4,8 @@ A store's place is what the C core takes for it: its name if it is in /dev/shm, 
 """
 
 import os
+import re
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from shmstore.errors import kind_of, shown
@@ -45,3 +47,15 @@ def path_of(place: str) -> str:
 def parts_of(place: str) -> tuple[str, str]:
     """Return the folder and the name."""
     return os.path.split(path_of(place))
+
+
+def file_system(folder: str) -> str:
+    """Return the kind of a folder's file system, such as "tmpfs"; "" if the system does not say."""
+    real, found = os.path.join(os.path.realpath(folder), ""), ("", "")
+    with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:  # a later mount lies over an earlier one
+            point, kind = line.split(" ")[1:3]
+            at = os.path.join(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point), "")
+            if real.startswith(at) and len(at) >= len(found[0]):
+                found = at, kind
+    return found[1]

@@ -1,5 +1,6 @@
 """What several tests of the store need: traceable names, comparable values, children that are waited for."""
 
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -159,6 +160,29 @@ def raises(
     missing = [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]
     missing += [part for part in hint if part not in advice]
     assert not missing, f"the error does not name {missing}: {caught.value}"
+
+
+# ---- file systems
+
+
+def mount_alone(kind: str, folder: str | Path, options: str) -> None:
+    """Mount a file system that this process alone sees; OSError where it may not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def must(rc: int) -> None:
+        if rc:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    user, group = os.getuid(), os.getgid()
+    if user == 0:
+        must(libc.unshare(0x20000))  # CLONE_NEWNS
+    else:
+        must(libc.unshare(0x20000 | 0x10000000))  # and CLONE_NEWUSER
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    must(libc.mount(None, b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
+    must(libc.mount(kind.encode(), os.fsencode(folder), kind.encode(), 0, options.encode()))
 
 
 # ---- threads

@@ -36,6 +36,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -49,6 +50,7 @@
 #endif
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
+#define HUGETLBFS 0x958458f6 /* of statfs(2) */
 /* smallest step of a reservation that signals interrupt; takes well below a millisecond */
 #define SMALLEST_STEP ((uint64_t)1 << 20)
 /* how long a writer that joins waits for one that closes, and for processes that write for a dead one; these take some
@@ -62,6 +64,11 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static bool advice_ignored; /* madvise has no effect (qemu-user): children inherit the pages of the locks */
 
 static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
+
+/* The unit of sizes and mappings: on hugetlbfs its pages. */
+static uint64_t unit_of(const struct statfs *fs) {
+    return (uint32_t)fs->f_type == HUGETLBFS ? (uint64_t)fs->f_bsize : page_size();
+}
 
 /* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
 static bool is_segment_fd(const shms_segment *seg, int fd) {
@@ -83,7 +90,7 @@ static void fork_child(void) {
         s->next = s->prev = NULL;
         atomic_store(&s->forked, 1);
         if (s->lock && advice_ignored)
-            munmap(s->lock, page_size());
+            munmap(s->lock, s->unit);
         s->lock = NULL; /* the child has no such page, and the address may be another mapping's by now */
         close_fd(s);
     }
@@ -99,10 +106,12 @@ int shms_segment_open_path(const shms_segment *seg, int flags) {
 /* Opens the file and adds the segment to the list. No fork can come between the two. */
 int shms_segment_open_file(shms_segment *seg, int flags) {
     struct stat st;
+    struct statfs fs;
     pthread_once(&fork_once, fork_register);
     pthread_mutex_lock(&open_mutex);
     seg->fd = shms_segment_open_path(seg, flags);
-    if (seg->fd >= 0 && fstat(seg->fd, &st) == 0) {
+    if (seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0) {
+        seg->unit = unit_of(&fs);
         seg->dev = st.st_dev;
         seg->ino = st.st_ino;
         seg->prev = NULL;
@@ -146,13 +155,14 @@ int shms_options_round(shms_options *options) {
     return SHMS_OK;
 }
 
-uint64_t shms_space_needed(const shms_options *options) {
+uint64_t shms_space_needed(const shms_options *options, const char *folder) {
     shms_layout l;
-    int rc = shms_layout_compute(&l, options, page_size());
+    struct statfs fs;
+    int rc = shms_layout_compute(&l, options, statfs(folder, &fs) ? page_size() : unit_of(&fs));
     return rc ? 0 : l.data_at + (options->flags & SHMS_OWNS ? 0 : l.data_stride);
 }
 
-/* Checks first: posix_fallocate would fill the memory before it found that there is not enough. */
+/* Checks first: fallocate would fill the memory before it found that there is not enough. */
 static bool exceeds_free_space(int fd, uint64_t size) {
     struct statvfs fs;
     return fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which reports no figures */
@@ -163,7 +173,8 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
     uint64_t step = size;
     while (size) {
         uint64_t n = size < step ? size : step;
-        int rc = posix_fallocate(fd, (off_t)at, (off_t)n);
+        int rc = fallocate(fd, 0, (off_t)at, (off_t)n) ? errno
+                                                       : 0; /* the C library's has a substitute that reserves nothing */
         /* most kernels undo the whole step, so a large step never ends under a periodic signal */
         if (rc == EINTR) {
             step = step > 2 * SMALLEST_STEP ? step / 2 : SMALLEST_STEP;
@@ -284,12 +295,25 @@ static int identify(shms_segment *seg, uint64_t *size) {
     return SHMS_OK;
 }
 
+/* Writes the magic number by a mapping. */
+static int mark(const shms_segment *seg) {
+    int rc = reserve(seg->fd, 0, seg->unit);
+    if (rc)
+        return rc;
+    shms_superblock *sb = mmap(NULL, seg->unit, PROT_READ | PROT_WRITE, MAP_SHARED, seg->fd, 0);
+    if (sb == MAP_FAILED)
+        return SHMS_ESYS;
+    sb->magic = SHMS_MAGIC;
+    munmap(sb, seg->unit);
+    return SHMS_OK;
+}
+
 static int create_locked(shms_segment *seg, const shms_options *options) {
     const shms_layout *l = &seg->layout;
     bool owns = options->flags & SHMS_OWNS;
     uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
     int rc;
-    if ((rc = identify(seg, &size)) ||
+    if ((rc = shms_layout_compute(&seg->layout, options, seg->unit)) || (rc = identify(seg, &size)) ||
         (rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER)))
         return rc;
     /* The group first, so that no other gets rights. Until both are done the file is empty; see open_failed. */
@@ -297,13 +321,16 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
         fchmod(seg->fd, options->mode ? options->mode : 0600))
         return SHMS_ESYS;
     /* Before space is taken, so that a file that a dead creator has left is known as ours, or is empty. */
-    if (pwrite(seg->fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
+    bool writes = seg->unit == page_size(); /* hugetlbfs has no write(2) */
+    if (writes && pwrite(seg->fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
         return errno == ENOSPC ? SHMS_ENOSPC : SHMS_ESYS;
     if (ftruncate(seg->fd, (off_t)l->file_size))
         return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
     /* The part between the tables and a data region aligned for huge pages stays a hole. */
     if (exceeds_free_space(seg->fd, control_end + data))
         return SHMS_ENOSPC;
+    if (!writes && (rc = mark(seg)))
+        return rc;
     int fd = open_again(seg, SHMS_ROLE_WRITER);
     if (fd < 0)
         return fd;
@@ -376,9 +403,9 @@ static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
     int rc = shms_layout_read(&seg->layout, sb, size);
-    if (rc == SHMS_OK && seg->layout.page % page_size())
+    if (rc == SHMS_OK && seg->layout.page % seg->unit)
         rc = SHMS_ELAYOUT;
-    munmap(sb, SHMS_PAGE);
+    munmap(sb, seg->unit);
     if (rc)
         return rc;
     if (role >= 0 && (uint64_t)role >= seg->layout.n_readers)
@@ -547,7 +574,7 @@ static struct flock role_byte(int role) {
 
 static void drop_lock(shms_segment *seg) {
     if (seg->lock)
-        munmap(seg->lock, page_size());
+        munmap(seg->lock, seg->unit);
     seg->lock = NULL;
 }
 
@@ -555,18 +582,20 @@ static void drop_lock(shms_segment *seg) {
 static int lock_by_page(shms_segment *seg, int fd, int role) {
     struct flock fl = role_byte(role);
     if (fcntl(fd, F_OFD_SETLK, &fl)) {
+        if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) /* as file systems say it */
+            errno = ENOLCK;
         if (errno != EAGAIN && errno != EACCES)
             return SHMS_ESYS;
         return role < 0 ? SHMS_EWRITERACTIVE : SHMS_ERANKINUSE;
     }
-    void *page = mmap(NULL, page_size(), PROT_NONE, MAP_SHARED, fd, 0);
+    void *page = mmap(NULL, seg->unit, PROT_NONE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
         return SHMS_ESYS;
-    if (madvise(page, page_size(), MADV_DONTFORK) || madvise(page, page_size(), MADV_DONTDUMP)) {
-        munmap(page, page_size());
+    if (madvise(page, seg->unit, MADV_DONTFORK) || madvise(page, seg->unit, MADV_DONTDUMP)) {
+        munmap(page, seg->unit);
         return SHMS_ESYS;
     }
-    advice_ignored = madvise(page, page_size(), -1) == 0; /* no kernel accepts that advice */
+    advice_ignored = madvise(page, seg->unit, -1) == 0; /* no kernel accepts that advice */
     seg->lock = page;
     return SHMS_OK;
 }
@@ -579,6 +608,12 @@ int shms_segment_lock(shms_segment *seg, int role) {
         int saved = errno;
         close(fd);
         errno = saved;
+        if (rc == SHMS_OK &&
+            !shms_segment_held(seg, role)) { /* overlayfs maps the file below, and the opening has ended */
+            drop_lock(seg);
+            errno = ENOLCK;
+            rc = SHMS_ESYS;
+        }
     }
     pthread_mutex_unlock(&open_mutex);
     return rc;

@@ -45,6 +45,7 @@ typedef struct shms_segment {
     void *lock;                       /* the mapped page that keeps this process's lock; NULL: no lock */
     _Atomic int forked;               /* this process is a child of the one that opened it */
     bool borrowed;                    /* the mappings belong to another segment */
+    uint64_t unit;                    /* of sizes and mappings: a page, or on hugetlbfs one of its own */
     dev_t dev;
     ino_t ino;
     char path[PATH_MAX];

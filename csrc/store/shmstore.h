@@ -151,7 +151,8 @@ typedef struct shms_view {
     uint64_t map_size;
 } shms_view;
 
-uint64_t shms_space_needed(const shms_options *options); /* bytes that _create reserves; 0: options out of range */
+/* Bytes that _create reserves in that folder; 0: options out of range. */
+uint64_t shms_space_needed(const shms_options *options, const char *folder);
 
 /* ---- the writer ---- */
 

@@ -20,7 +20,7 @@ from shmstore.bindings.batch import Batch
 from shmstore.bindings.figures import KindFigures, figures_of, read_kinds, record_of
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
-from shmstore.places import folder_of, parts_of
+from shmstore.places import file_system, folder_of, parts_of
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -127,12 +127,15 @@ def space(
 
 def no_space(needed: "Options | int", folder: str, freed: int = 0) -> errors.StoreSpaceError:
     """Return the error for a segment with these options, or so many bytes, that do not fit if `freed` are freed."""
-    found = os.statvfs(folder)
+    found, hint = os.statvfs(folder), None
+    if file_system(folder) == "hugetlbfs":
+        hint = "use less capacity, raise /proc/sys/vm/nr_hugepages, or mount it with a larger size"
     return errors.StoreSpaceError(
-        needed=needed if isinstance(needed, int) else lib.shms_space_needed(_packed(needed)),
+        needed=needed if isinstance(needed, int) else lib.shms_space_needed(_packed(needed), os.fsencode(folder)),
         free=found.f_bavail * found.f_frsize + freed,
         total=found.f_blocks * found.f_frsize,
         folder=folder,
+        hint=hint,
     )
 
 

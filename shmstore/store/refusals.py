@@ -31,7 +31,7 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.files import SegmentFile, another_user, classify, holders
-from shmstore.places import VARIABLE, parts_of, path_of
+from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
 from shmstore.serde.protocol import Encoded, Layout
 
@@ -190,14 +190,27 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool, waited: flo
     return named
 
 
+_LACKING: Final = {
+    errno.EOPNOTSUPP: "the reservation of space (fallocate)",
+    errno.ENODEV: "shared mappings (mmap)",
+    errno.ENOLCK: "locks that a mapping keeps",
+}
+
+
 def unusable(error: OSError, name: str) -> ShmStoreError:
     """Return the error for a system call that failed; an error of shmstore comes back unchanged."""
     if isinstance(error, ShmStoreError):
         return error
-    path = cut(path_of(name))
-    hint = (
-        "a process gives a store only to a group of its own: see gid, and id -G" if error.errno == errno.EPERM else None
-    )
+    path, hint = cut(path_of(name)), None
+    if error.errno == errno.EPERM:
+        hint = "a process gives a store only to a group of its own: see gid, and id -G"
+    elif lacks := _LACKING.get(error.errno or 0):
+        folder = parts_of(name)[0]
+        return SharedMemoryError(
+            f"{path} cannot be used: {cut(folder)} is on {file_system(folder) or 'a file system'}, which lacks {lacks}",
+            number=error.errno,
+            hint=f"use a folder of a tmpfs: dir=, or {VARIABLE}",
+        )
     return SharedMemoryError(f"{path} cannot be used: {error.strerror}", number=error.errno, hint=hint)
 
 

@@ -64,7 +64,7 @@ TEST(options_out_of_range_are_refused) {
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         shms_layout l;
         CHECK_EQ(SHMS_EINVAL, shms_layout_compute(&l, &bad[i], 4096));
-        CHECK_EQ(0, shms_space_needed(&bad[i]));
+        CHECK_EQ(0, shms_space_needed(&bad[i], "/dev/shm"));
     }
 }
 

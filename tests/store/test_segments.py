@@ -1,7 +1,6 @@
 """Names, numbers, foreign files and damaged segments: a typed error each, no crash, and no file left."""
 
 import contextlib
-import ctypes
 import mmap
 import os
 import random
@@ -30,7 +29,7 @@ from shmstore import (
 )
 from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS
 from tests.layout import FIELDS
-from tests.support import SHM, Stores, bits, frozen, in_child, raises, random_tensor, segments, store_name
+from tests.support import SHM, Stores, bits, frozen, in_child, mount_alone, raises, random_tensor, segments, store_name
 
 # ---- creation
 
@@ -199,22 +198,7 @@ def test_a_store_that_does_not_fit_says_what_is_needed_and_free_and_leaves_no_fi
 
 def mount_small(size: int) -> None:
     """Give this process a file system of shared memory of its own, of `size` bytes; OSError where it may not."""
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def must(rc: int) -> None:
-        if rc:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    user, group = os.getuid(), os.getgid()
-    if user == 0:
-        must(libc.unshare(0x20000))  # CLONE_NEWNS
-    else:
-        must(libc.unshare(0x20000 | 0x10000000))  # and CLONE_NEWUSER
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    must(libc.mount(None, b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
-    must(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, f"size={size}".encode()))
+    mount_alone("tmpfs", "/dev/shm", f"size={size}")
 
 
 def fill_a_small_file_system() -> Any:
