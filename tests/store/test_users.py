@@ -1,9 +1,11 @@
 """A store that a group may use: its mode and group, and who is refused."""
 
+import ctypes
 import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -126,6 +128,46 @@ def test_what_an_outsider_planted_is_refused_though_its_group_is_right(folder: P
                 ObjectStoreReader.attach(name, dir=folder, allow_uid=uid)
 
     as_user(MEMBER, attach)
+
+
+def in_user_namespace(uids: str, gids: str, act: Callable[[], T]) -> T:
+    """Run `act` in a child that is user 0 of a user namespace with these maps."""
+    ready, mapped = os.pipe(), os.pipe()
+
+    def become() -> T:
+        if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+            pytest.skip("no user namespaces here")
+        os.write(ready[1], b"x")
+        os.read(mapped[0], 1)
+        os.setgroups([])
+        os.setgid(0)
+        os.setuid(0)
+        return act()
+
+    child = Child(become)
+    os.read(ready[0], 1)
+    for kind, lines in (("uid", uids), ("gid", gids)):
+        Path(f"/proc/{child.pid}/{kind}_map").write_text(lines)
+    os.write(mapped[1], b"x")
+    return child.join()  # type: ignore[no-any-return]
+
+
+def test_in_a_user_namespace_the_owner_has_the_number_that_is_seen_there(folder: Path) -> None:
+    name = store_name()
+    as_user(OWNER, lambda: left_open(folder, name, mode=0o660, gid=GROUP))
+
+    def attach() -> list[int]:
+        taken = []
+        for uid in (None, 0, 7, OWNER, 65534):
+            with suppress(ForeignStoreError):
+                ObjectStoreReader.attach(name, dir=folder, allow_uid=uid).close()
+                taken.append(-1 if uid is None else uid)
+        return taken
+
+    member = f"0 {MEMBER} 1\n"
+    assert [7] == in_user_namespace(f"{member}7 {OWNER} 1\n", f"0 {GROUP} 1\n", attach)
+    assert [65534] == in_user_namespace(member, f"0 {GROUP} 1\n", attach), "whom the namespace does not know"
+    assert [] == in_user_namespace(f"0 {OUTSIDER} 1\n7 {OWNER} 1\n", f"0 {OUTSIDER} 1\n", attach)
 
 
 @pytest.mark.parametrize("sticky", [False, True])
