@@ -61,19 +61,9 @@ class Pod:
     def __init__(self, common: Path, mount: Path, rank: int) -> None:
         mount.mkdir(exist_ok=True)
         shell = f'mount --bind {common} {mount} && mount -t tmpfs none /dev/shm && exec {sys.executable} -c "$0" $1 $2'
-        spaces = [
-            "--mount",
-            "--pid",
-            "--ipc",
-            "--user",
-            "--net",
-            "--map-root-user",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-        ]
+        spaces = "--mount --pid --ipc --user --net --map-root-user --fork --kill-child --mount-proc"
         self._process = subprocess.Popen(
-            ["unshare", *spaces, "sh", "-c", shell, _POD, str(mount), str(rank)],
+            ["unshare", *spaces.split(), "sh", "-c", shell, _POD, str(mount), str(rank)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
