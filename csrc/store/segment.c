@@ -51,6 +51,8 @@
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
 #define HUGETLBFS 0x958458f6 /* of statfs(2) */
+/* On hugetlbfs a mapping would else reserve pages for the arenas that nobody has taken. */
+#define SHARED (MAP_SHARED | MAP_NORESERVE)
 /* smallest step of a reservation that signals interrupt; takes well below a millisecond */
 #define SMALLEST_STEP ((uint64_t)1 << 20)
 /* how long a writer that joins waits for one that closes, and for processes that write for a dead one; these take some
@@ -193,14 +195,14 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
 /* Maps the data region at an address that huge pages can use. */
 static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size) {
     if (l->capacity < HUGE_PAGE) {
-        void *p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, (off_t)l->data_at);
+        void *p = mmap(NULL, size, PROT_READ, SHARED, fd, (off_t)l->data_at);
         return p == MAP_FAILED ? NULL : p;
     }
     uint8_t *room = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED)
         return NULL;
     uint8_t *at = (uint8_t *)shms_align_up((uint64_t)room, HUGE_PAGE);
-    if (mmap(at, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, (off_t)l->data_at) == MAP_FAILED) {
+    if (mmap(at, size, PROT_READ, SHARED | MAP_FIXED, fd, (off_t)l->data_at) == MAP_FAILED) {
         munmap(room, size + HUGE_PAGE);
         return NULL;
     }
@@ -227,7 +229,7 @@ static int map(shms_segment *seg, int fd, int role) {
     const shms_layout *l = &seg->layout;
     seg->control_size = l->readers_at + l->n_readers * l->reader_stride;
     seg->data_size = l->n_writers * l->data_stride;
-    void *control = mmap(NULL, seg->control_size, PROT_READ, MAP_SHARED, fd, 0);
+    void *control = mmap(NULL, seg->control_size, PROT_READ, SHARED, fd, 0);
     if (control == MAP_FAILED)
         return SHMS_ESYS;
     seg->control = control;
@@ -300,7 +302,7 @@ static int mark(const shms_segment *seg) {
     int rc = reserve(seg->fd, 0, seg->unit);
     if (rc)
         return rc;
-    shms_superblock *sb = mmap(NULL, seg->unit, PROT_READ | PROT_WRITE, MAP_SHARED, seg->fd, 0);
+    shms_superblock *sb = mmap(NULL, seg->unit, PROT_READ | PROT_WRITE, SHARED, seg->fd, 0);
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
     sb->magic = SHMS_MAGIC;
@@ -313,7 +315,7 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     bool owns = options->flags & SHMS_OWNS;
     uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
     int rc;
-    if ((rc = shms_layout_compute(&seg->layout, options, seg->unit)) || (rc = identify(seg, &size)) ||
+    if ((rc = identify(seg, &size)) ||
         (rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER)))
         return rc;
     /* The group first, so that no other gets rights. Until both are done the file is empty; see open_failed. */
@@ -374,7 +376,8 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         return rc;
     if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
-    if ((rc = create_locked(seg, options))) {
+    /* again, in the units of that file system */
+    if ((rc = shms_layout_compute(&seg->layout, options, seg->unit)) || (rc = create_locked(seg, options))) {
         if (rc != SHMS_EWRITERACTIVE) /* else a process removes the empty file, and the name may soon be another's */
             shms_segment_unlink(seg);
         shms_segment_close(seg);
@@ -399,7 +402,7 @@ int shms_segment_publish(shms_segment *seg) {
 }
 
 static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
-    shms_superblock *sb = mmap(NULL, SHMS_PAGE, PROT_READ, MAP_SHARED, fd, 0);
+    shms_superblock *sb = mmap(NULL, SHMS_PAGE, PROT_READ, SHARED, fd, 0);
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
     int rc = shms_layout_read(&seg->layout, sb, size);
@@ -588,7 +591,7 @@ static int lock_by_page(shms_segment *seg, int fd, int role) {
             return SHMS_ESYS;
         return role < 0 ? SHMS_EWRITERACTIVE : SHMS_ERANKINUSE;
     }
-    void *page = mmap(NULL, seg->unit, PROT_NONE, MAP_SHARED, fd, 0);
+    void *page = mmap(NULL, seg->unit, PROT_NONE, SHARED, fd, 0);
     if (page == MAP_FAILED)
         return SHMS_ESYS;
     if (madvise(page, seg->unit, MADV_DONTFORK) || madvise(page, seg->unit, MADV_DONTDUMP)) {

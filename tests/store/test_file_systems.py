@@ -145,7 +145,9 @@ def huge_pages() -> Iterator[None]:
 def test_hugetlbfs_serves_in_its_pages_and_says_when_there_are_none(tmp_path: Path) -> None:
     def use() -> tuple[list[str], int, str, list[str], Any]:
         said = store_and_read(tmp_path)
-        with ObjectStoreWriter.create(capacity=3 * MIB, n_readers=1, dir=tmp_path) as writer:
+        with ObjectStoreWriter.create(
+            capacity=7 * MIB, n_readers=1, n_writers=4, dir=tmp_path, max_objects=9
+        ) as writer:
             size = os.stat(writer.handle.path).st_size
         with pytest.raises(StoreSpaceError) as caught:
             ObjectStoreWriter.create(capacity=1 << 40, n_readers=1, dir=tmp_path)
