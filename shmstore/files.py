@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -193,6 +194,24 @@ def holders(device: int, inode: int) -> Holders:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return Holders(tuple(sorted(pids)), tuple(sorted(unreadable)))
+
+
+def elsewhere(place: str, pids: Iterable[int]) -> list[int]:
+    """Return which of these living processes of a store have their numbers in another PID namespace."""
+    with suppress(OSError):  # it has gone meanwhile
+        file = os.stat(path_of(place))
+        return [pid for pid in pids if not _is_here(pid, file)]
+    return []
+
+
+def _is_here(pid: int, file: os.stat_result) -> bool:
+    """Return whether the process of that number maps the file, as far as this user may see."""
+    try:
+        return _maps(str(pid), file.st_dev, file.st_ino)
+    except PermissionError:
+        return True
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _holds_nothing(pid: str) -> bool:

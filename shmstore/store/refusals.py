@@ -30,7 +30,7 @@ from shmstore.errors import (
     listed,
     shown,
 )
-from shmstore.files import SegmentFile, another_user, classify, holders
+from shmstore.files import SegmentFile, another_user, classify, elsewhere, holders
 from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
 from shmstore.serde.protocol import Encoded, Layout
@@ -83,7 +83,7 @@ def active(
             return _other_options(
                 name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
             )
-        who = _processes(_writers(inspector, [int(free)] if free else range(n_writers)))
+        who = _processes(_writers(inspector, [int(free)] if free else range(n_writers)), name)
         how = f" (n_writers={n_writers}); living writers: {who or 'none'}"
     if n_writers == 1:
         what = "has a writer already"
@@ -103,7 +103,8 @@ def written(name: str) -> WriterActiveError:
         facts = inspector.facts()
         pids = [*_writers(inspector, range(facts["n_writers"])), *filter(None, [facts["owner_pid"]])]
     hint = "close the writer that this process has" if os.getpid() in pids else None
-    return WriterActiveError(f"store {shown(name)} is open in {_processes(pids) or 'a living process'}", hint=hint)
+    who = _processes(pids, name) or "a living process"
+    return WriterActiveError(f"store {shown(name)} is open in {who}", hint=hint)
 
 
 def _writers(inspector: Inspector, arenas: Iterable[int]) -> list[int]:
@@ -112,9 +113,11 @@ def _writers(inspector: Inspector, arenas: Iterable[int]) -> list[int]:
     return [facts["writer_pid"] for facts in seen if facts["writer_alive"] and facts["writer_pid"]]
 
 
-def _processes(pids: Iterable[int]) -> str:
-    """Return the processes in words; "" for none."""
-    found = list(dict.fromkeys(pids))
+def _processes(pids: Iterable[int], place: str | None = None) -> str:
+    """Return the processes in words; "" for none. Of a store they may be of another PID namespace."""
+    found: list[int | str] = list(dict.fromkeys(pids))
+    for pid in elsewhere(place, pids) if place else ():
+        found[found.index(pid)] = f"{pid} (of another PID namespace)"
     return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
 
 
@@ -288,14 +291,14 @@ def in_use(name: str, rank: int) -> RankInUseError:
     hint = None
     if pid == os.getpid():  # or it has the same pid in another PID namespace
         hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
-    holder = f"process {pid}" if pid else "a live reader"
+    holder = _processes([pid], name) if pid else "a live reader"
     return RankInUseError(f"rank {rank} of store {shown(name)} is taken by {holder}", hint=hint)
 
 
 def all_in_use(name: str, ranks: int) -> RankInUseError:
     """Return the error for a store that has no free rank; it names the processes that have them."""
     pids = [native.rank_pid(name, rank) for rank in range(ranks)]
-    who = f" by process{'es' if ranks > 1 else ''} {listed(pids)}" if all(pids) else ""
+    who = f" by {_processes(pids, name)}" if all(pids) else ""
     hint = "close a reader, end a process that should not be there, or create the store for more"
     return RankInUseError(f"all {ranks} ranks of store {shown(name)} are taken{who}", hint=hint)
 
