@@ -1,8 +1,10 @@
 """A store in any folder: `dir=`, SHMSTORE_DIR, handles and commands."""
 
+import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,10 @@ import numpy as np
 import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreHandle
+from shmstore.bindings import store as native
 from shmstore.cli import main as cli
 from shmstore.errors import SharedMemoryError, StoreNotFoundError, StoreSpaceError
+from shmstore.metrics import ShmStoreCollector
 from tests.support import SHM, Stores, raises, segments, store_name
 
 VALUE = np.arange(1000)
@@ -113,6 +117,7 @@ def test_what_a_dead_process_left_is_removed_by_a_create_in_its_folder(stores: S
 
 _EXIT = """
 import sys
+import time
 from shmstore import ObjectStoreWriter
 kept = ObjectStoreWriter.create(capacity=4096, n_readers=1, dir=sys.argv[1])
 ObjectStoreWriter.create(capacity=4096, n_readers=1, dir=sys.argv[1]).__del__ = None
@@ -126,13 +131,17 @@ def test_an_exit_removes_what_the_process_created_in_the_folder(folder: Path) ->
 
 def test_who_waits_sees_a_store_come_in_the_folder(stores: Stores, folder: Path) -> None:
     name = store_name()
-    program = "import sys; from shmstore import ObjectStoreReader as R\n"
-    program += "print('started', flush=True)\nprint(R.attach(sys.argv[1], dir=sys.argv[2], wait=60).store_id)"
-    with subprocess.Popen([sys.executable, "-c", program, name, str(folder)], stdout=subprocess.PIPE, text=True) as one:
-        assert one.stdout is not None
-        assert "started\n" == one.stdout.readline()
-        writer = stores.create(name=name, dir=folder)
-        assert str(writer.handle.store_id) == one.stdout.readline().strip()
+    with native.Watch(f"{folder}/{name}") as watch:
+        stores.create(name=name, dir=folder)
+        assert watch.wait(time.monotonic() + 10)
+    with ObjectStoreReader.attach(name, dir=folder, wait=0) as reader:
+        assert name == reader.name
+
+
+def test_metrics_of_an_owner_are_those_of_its_store(stores: Stores, folder: Path) -> None:
+    with stores.create(dir=folder, writes=False) as owner:
+        found = [sample for metric in ShmStoreCollector(owner).collect() for sample in metric.samples]
+        assert {owner.name} == {sample.labels["store"] for sample in found}
 
 
 @pytest.mark.parametrize("bad", [3, b"/dev/shm", "", "/a\0b", "/" + "x" * 4000])
@@ -162,6 +171,8 @@ def test_commands_look_where_they_are_told(
         more = ["--dir", str(folder)] if how == "--dir" else []
         if how == "variable":
             monkeypatch.setenv("SHMSTORE_DIR", str(folder))
+        assert 0 == cli.main(["top", name, "--iterations=1", "--json", *more])
+        assert 1 == len(json.loads(capsys.readouterr().out)["stores"][0]["readers"])
         for command in (["dump", name], ["verify", name], ["verify", name, "--quick"], ["top", name, "--iterations=1"]):
             assert 0 == cli.main([*command, *more]), command
             assert writer.name in capsys.readouterr().out
