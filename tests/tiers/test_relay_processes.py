@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +300,22 @@ def test_a_second_relay_is_told_to_end_the_first(hosts: Hosts) -> None:
         "n_writers that" in second.stderr,
     )
     assert not (hosts.folder / "second").exists()
+
+
+def test_a_relay_joins_or_makes_the_store_in_its_folder(tmp_path: Path) -> None:
+    name, folder = store_name(), SHM / store_name()
+    (tmp_path / "tier").mkdir()
+    folder.mkdir()
+    with ExitStack() as stack:
+        stack.callback(folder.rmdir)
+        with ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2, dir=folder) as writer:
+            relay = RelayProcess(name, tmp_path, stack, "--dir", str(folder)).listening()
+            assert asdict(writer.handle) == relay.said["handle"]
+            assert 0 == relay.end()
+        create = ("--create", "--capacity", "1M", "--n-readers", "1")
+        relay = RelayProcess(name, tmp_path, stack, "--dir", str(folder), *create).listening()
+        assert 0 == relay.end()
+        ObjectStoreWriter.unlink(name, dir=folder)
 
 
 def test_the_namespace_is_given(capfd: pytest.CaptureFixture[str]) -> None:
