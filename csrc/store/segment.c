@@ -175,8 +175,7 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
     uint64_t step = size;
     while (size) {
         uint64_t n = size < step ? size : step;
-        int rc = fallocate(fd, 0, (off_t)at, (off_t)n) ? errno
-                                                       : 0; /* the C library's has a substitute that reserves nothing */
+        int rc = fallocate(fd, 0, (off_t)at, (off_t)n) ? errno : 0; /* posix_fallocate has a substitute for it */
         /* most kernels undo the whole step, so a large step never ends under a periodic signal */
         if (rc == EINTR) {
             step = step > 2 * SMALLEST_STEP ? step / 2 : SMALLEST_STEP;
@@ -611,8 +610,7 @@ int shms_segment_lock(shms_segment *seg, int role) {
         int saved = errno;
         close(fd);
         errno = saved;
-        if (rc == SHMS_OK &&
-            !shms_segment_held(seg, role)) { /* overlayfs maps the file below, and the opening has ended */
+        if (rc == SHMS_OK && !shms_segment_held(seg, role)) { /* overlayfs maps the file below it, not this opening */
             drop_lock(seg);
             errno = ENOLCK;
             rc = SHMS_ESYS;
