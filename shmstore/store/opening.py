@@ -63,7 +63,7 @@ class Openable(Closable):
     _registered: HostMemory | None = None
 
     def __init__(
-        self, writer: native.Writer | None = None, place: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
+        self, writer: native.Writer | None = None, name: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
     ) -> None:
         """Wrap an opened segment; callers use `open`, `create` or `recover`."""
         if not isinstance(writer, native.Writer) or options:
@@ -72,9 +72,9 @@ class Openable(Closable):
             )
         self._writer = writer
         self._serde = serde
-        self._place = place
-        folder, name = parts_of(place)
-        self._handle = StoreHandle(name, writer.store_id, writer.n_readers, folder)
+        self._place = name
+        folder, alone = parts_of(name)
+        self._handle = StoreHandle(alone, writer.store_id, writer.n_readers, folder)
         self._recovered = 0
         self._open = True
         self._pid = os.getpid()

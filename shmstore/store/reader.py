@@ -100,7 +100,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
     def __init__(
         self,
         reader: native.Reader | None = None,
-        place: str = "",
+        name: str = "",
         rank: int = 0,
         serde: ObjectSerde = DEFAULT_SERDE,
         **options: Any,
@@ -111,7 +111,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         self._reader = reader
         self._serde = serde
         self._hides = hides_payload(serde)
-        self._place = place
+        self._place = name
         self._rank = rank
         self._registered: dict[int, HostMemory] = {}
         self._open = True
