@@ -19,7 +19,7 @@ const char *shms_strerror(int code) {
         [-SHMS_EINVAL] = "an argument is out of range",
         [-SHMS_ENOMEM] = "this process is out of memory",
         [-SHMS_ESYS] = "a system call failed, and errno says how",
-        [-SHMS_ENOSPC] = "/dev/shm has no room for a store of that size",
+        [-SHMS_ENOSPC] = "the folder has no room for a store of that size",
         [-SHMS_EFULL] = "the store is full of objects that readers hold",
         [-SHMS_ETOOLARGE] = "the object is larger than the store allows",
         [-SHMS_EEXISTS] = "the key is already in the store",

@@ -293,7 +293,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         try:
             meta, payload = self._reader.acquire(packed_ref(ref), native.PRIVATELY)
         except StaleRefError as error:
-            raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
+            raise refusals.stale_or_gone(error, ref, self._reader, self._place) from None
         return serde.decode_private(meta, payload)
 
     def find(self, key: str, *, namespace: str | None = None) -> PinnedRef | None:
