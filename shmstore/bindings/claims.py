@@ -1,7 +1,7 @@
 """Claims on keys that are not stored yet; csrc/store/claims.h says what they are."""
 
 import os
-from threading import get_ident
+from threading import get_native_id  # get_ident is given again to a new thread
 from typing import Any
 
 from shmstore.bindings._shmstore import ffi, lib
@@ -24,7 +24,7 @@ class Claims:
     def take(self, key: bytes) -> Any:
         """Return a claim for `end`, or None if a living process or another thread has one on that key."""
         claim = ffi.gc(ffi.new(_CLAIM), _end)  # the owner exists before the claim
-        return claim if require(lib.shms_claim_take(self._c, get_ident(), key, len(key), claim)) else None
+        return claim if require(lib.shms_claim_take(self._c, get_native_id(), key, len(key), claim)) else None
 
     def claimed(self, key: bytes) -> bool:
         """Say whether a claim on the key is held."""
@@ -32,7 +32,7 @@ class Claims:
 
     def of_this_thread(self) -> int:
         """Return how many claims this thread has taken and not ended."""
-        return int(lib.shms_claims_of(self._c, get_ident()))
+        return int(lib.shms_claims_of(self._c, get_native_id()))
 
 
 def end(claim: Any) -> None:

@@ -59,10 +59,9 @@ class Claiming(ABC, Generic[Found]):
         """Open the claims of this process in the store."""
 
     def _the_claims(self) -> native.Claims:
-        """Return the claims of this object, until it is closed."""
-        if self._claims is None:
-            self._claims = self._open_claims()
-        return self._claims
+        """Return the claims of this object, until it is closed: the same ones to threads that come first at once."""
+        claims: native.Claims = self._claims or vars(self).setdefault("_claims", self._open_claims())
+        return claims
 
     def find_or_claim(self, key: str, *, namespace: str | None = None, wait: float = 0.0) -> Found | Claim | None:
         """Find the object of `key`, or get the right to make it; None if a living process, or another thread, makes it.

@@ -431,7 +431,7 @@ class Openable(Closable):
             if self._registered is not None:
                 self._registered.close()
             self._writer.close(native.AS_RECORDED if unlink is None else unlink)
-            self._claims = None
+            vars(self).pop("_claims", None)
             self._open = False
             _log.debug("closed store %s", self._place)
 

@@ -341,5 +341,5 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             for memory in self._registered.values():
                 memory.close()
             self._reader.close()
-            self._claims = None  # its opening keeps the memory of a store that was removed
+            vars(self).pop("_claims", None)  # its opening keeps the memory of a store that was removed
             self._open = False

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 
@@ -144,6 +145,48 @@ def test_a_thread_that_holds_a_claim_must_not_wait(writer: ObjectStoreWriter, re
             reader.find_or_claim("a", wait=1)
         assert reader.find_or_claim("a") is None
     claim(reader)
+
+
+def test_a_claim_of_a_thread_that_has_ended_is_not_that_of_a_new_one(reader: ObjectStoreReader) -> None:
+    kept: list[object] = []
+    threads: list[int] = []
+
+    def work() -> None:
+        threads.append(threading.get_ident())
+        kept.append(reader.find_or_claim(f"k{len(kept)}", wait=0.01))
+
+    for _ in range(5):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert [Claim] * 5 == [type(one) for one in kept]
+    assert len(set(threads)) < 5, "numbers of threads are given again"
+
+
+def test_threads_that_claim_first_at_once_know_of_each_other(
+    reader: ObjectStoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, both, waited = reader._open_claims, threading.Barrier(2), list[object]()
+
+    def open_beside_the_other() -> Any:
+        both.wait(60)
+        return opens()
+
+    def hold_and_wait(key: str) -> None:
+        with claim(reader, key):
+            both.wait(60)
+            try:
+                waited.append(reader.find_or_claim("c", wait=0.01))
+            except RuntimeError:
+                waited.append(RuntimeError)
+
+    monkeypatch.setattr(reader, "_open_claims", open_beside_the_other)
+    threads = [threading.Thread(target=hold_and_wait, args=(key,)) for key in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [RuntimeError] * 2 == waited
 
 
 def test_a_forked_child_keeps_no_claim(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
