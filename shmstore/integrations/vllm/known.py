@@ -176,4 +176,4 @@ ENCODER_CONNECTOR = (
         ),
     ),
 )
-"""For the connector of encoder outputs, in 0.31 to 0.33."""
+"""For the connector of encoder outputs, in 0.32 and 0.33."""

@@ -21,10 +21,12 @@ from vllm.v1.outputs import ECConnectorOutput
 
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.integrations.vllm.encoder import ShmstoreECConnector, worker
+from shmstore.integrations.vllm.encoder_cache import EncoderManager
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from tests.support import store_name
 from tests.vllm import lockstep
 from tests.vllm.encoder.engine import connector
+from tests.vllm.test_scheduler import ENCODER
 
 WIDTH = 4
 
@@ -131,8 +133,10 @@ class Host:
         self.engines: list[Engine] = []
         self._outside: ObjectStoreReader | None = None
 
-    def engine(self, blocks: int = 100, settings: dict[str, Any] | None = None, **options: Any) -> Engine:
-        transfer = ECTransferConfig(**connector(self.name, **options))
+    def engine(
+        self, blocks: int = 100, settings: dict[str, Any] | None = None, role: str = "ec_both", **options: Any
+    ) -> Engine:
+        transfer = ECTransferConfig(**connector(self.name, **options) | {"ec_role": role})
         about = settings or {}
         config = lockstep.vllm_config(
             self.model, blocks, skip_tokenizer_init=False, ec_transfer_config=transfer, **about
@@ -268,6 +272,28 @@ def test_an_empty_step_in_which_a_request_waits_takes_its_time(host: Host, monke
     assert 1 == len(rests)
 
 
+def test_an_empty_step_beside_one_that_runs_does_not_keep_its_tokens_back(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[int] = []
+    one, two = host.engine(), host.engine(settings={"async_scheduling": True})
+    for name, picture in (("a", 1), ("b", 1)):
+        (one if name == "a" else two).ask(name, picture)
+    two.ask("text", tokens=2)
+
+    def meanwhile() -> None:
+        monkeypatch.setattr(
+            "time.sleep", lambda _: rests.append(sum(len(o.num_scheduled_tokens) for o, _ in two.under_way))
+        )
+        while two.scheduler.requests.keys() - {"b"} or not rests:
+            two.step()
+
+    one.during = meanwhile
+    one.step()
+    assert {0} == set(rests)
+    assert 2 == len(two.tokens["text"])
+
+
 def test_what_was_found_and_is_not_scheduled_is_let_go(host: Host) -> None:
     one, two = host.engine(), host.engine(blocks=9)  # of 16 tokens; one request fits
     for picture in (1, 2):
@@ -387,6 +413,44 @@ def test_a_request_without_content_fails_if_the_store_has_lost_its_item(host: Ho
     assert [3, 3, 3, 3] == [len(two.tokens[name]) for name in ("f", "g", "h", "twice")]
 
 
+def test_a_consumer_waits_for_what_it_cannot_encode_and_for_nothing_else(host: Host) -> None:
+    one, two = host.engine(), host.engine(role="ec_consumer")
+    for picture in (1, 2):
+        one.ask(f"p{picture}", picture)
+    two.ask("without", 1, data=None)
+    two.ask("with", 2)
+    one.during = two.step
+    one.step()
+    assert ([], 1) == (two.tokens["without"], len(two.tokens["with"]))
+    one.during = lambda: None
+    two.ask("new", 3)
+    claims: list[bool] = []
+    two.during = lambda: claims.append(host.claimed(two, 3))
+    two.run()
+    assert [3, 3, 3] == [len(tokens) for tokens in two.tokens.values()]
+    assert ({False}, 2, 1) == (set(claims), two.encodes, two.loads)
+    assert not host.stored(two, 3)
+
+
+def test_a_picture_that_a_step_needs_twice_is_claimed_once(host: Host) -> None:
+    one = host.engine()
+    one.ask("a", 1, 1)
+    one.ask("b", 1)
+    one.step()
+    assert (1, 0) == (one.encodes, one.figures["deferred"])
+
+
+def test_a_close_lets_go_what_steps_hold_that_are_under_way(host: Host) -> None:
+    one, two = host.engine(settings={"async_scheduling": True}), host.engine()
+    two.ask("stored", 2)
+    two.run()
+    one.ask("a", 1, 2)
+    one.step()
+    assert (True, 1) == (host.claimed(two, 1), host.holds())
+    one.scheduler.ec_connector.shutdown()
+    assert (False, 0) == (host.claimed(two, 1), host.holds())
+
+
 def test_an_item_without_content_that_vllm_s_own_cache_loses_in_the_same_step_is_not_encoded(host: Host) -> None:
     one = host.engine(settings={"enable_prefix_caching": False})
     one.take_images(cache=60, budget=200)
@@ -424,8 +488,10 @@ def test_no_question_about_what_is_computed(host: Host, monkeypatch: pytest.Monk
     assert 2 == len(asked)  # before its prefill, and when it has a place
 
 
-def test_a_hot_item_of_the_engine_s_own_cache_stays_in_the_store(host: Host) -> None:
-    one = host.engine(capacity_gb=40 * 20 * WIDTH * 4 / 2**30)
+@pytest.mark.parametrize("prefix_caching", [True, False])  # it hides the items from the connector, or not
+def test_a_hot_item_of_the_engine_s_own_cache_stays_in_the_store(host: Host, prefix_caching: bool) -> None:
+    one = host.engine(settings={"enable_prefix_caching": prefix_caching}, capacity_gb=40 * 20 * WIDTH * 4 / 2**30)
+    one.take_images(cache=200, budget=200)
     one.ask("hot", named("hot"))
     one.run()
     for picture in range(100):
@@ -511,12 +577,17 @@ def test_a_claim_on_an_item_that_a_preemption_has_taken_out_of_its_step_ends(hos
     assert not host.claimed(one, 1)
 
 
-@pytest.mark.parametrize("settings", [{}, {"async_scheduling": True}, {"scheduling_policy": "priority"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"async_scheduling": True}, {"scheduling_policy": "priority"}, {"ec_manager_config": ENCODER}],
+    ids=lambda settings: " ".join(settings),
+)
 def test_two_engines_that_are_asked_at_random_share_and_leave_nothing(host: Host, settings: dict[str, Any]) -> None:
-    rng = random.Random(repr(settings))
+    rng = random.Random(" ".join(settings))
     engines = [host.engine(30, settings | {"scheduler_reserve_full_isl": False}, wait_s=0.01) for _ in range(2)]
     for engine in engines:
         engine.take_images(cache=50, budget=100)
+        assert ("ec_manager_config" in settings) == isinstance(engine.scheduler.encoder_cache_manager, EncoderManager)
     for number in range(600):
         engine = rng.choice(engines)
         if rng.random() < 0.5:
@@ -535,7 +606,7 @@ def test_two_engines_that_are_asked_at_random_share_and_leave_nothing(host: Host
     for engine in engines:
         engine.run(4000)
         assert {} == engine.side._held | engine.side._loads
-        assert not any(engine.side._under_way)
+        assert not any(held for _, held in engine.side._under_way)
     assert 0 == host.holds()
     assert sum(engine.freed for engine in engines) > 20
     assert sum(engine.loads for engine in engines) > 20

@@ -18,6 +18,8 @@ from shmstore.integrations.vllm import compare
 from shmstore.integrations.vllm.encoder import ShmstoreECConnector, scope
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.integrations.vllm.known import ENCODER_CONNECTOR
+from shmstore.store import ObjectStoreWriter
+from tests.support import store_name
 from tests.vllm.conftest import change
 from tests.vllm.encoder.engine import connector
 from tests.vllm.lockstep import vllm_config
@@ -38,30 +40,31 @@ def test_this_vllm_is_known_and_another_is_refused(config: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "named"),
+    ("options", "named"),
     [
-        ({"store": 1}, TypeError, "store"),
-        ({"dir": 1}, TypeError, "dir"),
-        ({"capacity_gb": "16"}, TypeError, "capacity_gb"),
-        ({"capacity_gb": True}, TypeError, "capacity_gb"),
-        ({"capacity_gb": 0}, ValueError, "capacity_gb"),
-        ({"engines": 1.5}, TypeError, "engines"),
-        ({"readers": -1}, ValueError, "readers"),
-        ({"single_flight": 1}, TypeError, "single_flight"),
-        ({"read": "until_step"}, ValueError, "read"),
-        ({"capacity": 16}, ValueError, "capacity"),
+        ({"store": 1}, "store"),
+        ({"dir": 1}, "dir"),
+        ({"capacity_gb": "16"}, "capacity_gb"),
+        ({"capacity_gb": True}, "capacity_gb"),
+        ({"capacity_gb": 0}, "capacity_gb"),
+        ({"engines": 1.5}, "engines"),
+        ({"readers": -1}, "readers"),
+        ({"quota_gb": 0}, "quota_gb"),
+        ({"single_flight": 1}, "single_flight"),
+        ({"read": "until_step"}, "read"),
+        ({"capacity": 16}, "capacity"),
     ],
 )
-def test_a_wrong_option_is_named(config: Any, options: dict[str, Any], error: type[Exception], named: str) -> None:
+def test_a_wrong_option_is_named(config: Any, options: dict[str, Any], named: str) -> None:
     config.ec_transfer_config.ec_connector_extra_config |= options
-    with pytest.raises(error, match=rf"\b{named}\b"):
+    with pytest.raises(ValueError, match=rf" {named}: "):
         Settings.of(config)
 
 
 @pytest.mark.parametrize("name", ["store", "capacity_gb"])
 def test_a_missing_option_is_named(config: Any, name: str) -> None:
     del config.ec_transfer_config.ec_connector_extra_config[name]
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=rf" {name}: "):
         Settings.of(config)
 
 
@@ -83,6 +86,7 @@ class _Lora:
     ("path", "value", "named"),
     [
         ("lora_config", _Lora(), "enable_tower_connector_lora"),
+        ("weight_transfer_config", object(), "weight_transfer_config"),
         ("parallel_config.nnodes", 2, "one host"),
         ("parallel_config.distributed_executor_backend", "ray", "ray"),
         ("parallel_config.distributed_executor_backend", "external_launcher", "external_launcher"),
@@ -94,6 +98,28 @@ def test_an_engine_that_cannot_be_served_is_refused(config: Any, path: str, valu
     set_to(path, value)(config)
     with pytest.raises(ValueError, match=named):
         Settings.of(config)
+
+
+@pytest.mark.parametrize("share_uuids", [False, True])
+def test_media_options_of_the_server_which_make_clients_names_shared_are_said(
+    config: Any, caplog: pytest.LogCaptureFixture, share_uuids: bool
+) -> None:
+    set_to(f"{MEDIA}.media_io_kwargs", {"image": {"rgba_background_color": [0, 0, 0]}})(config)
+    name = store_name()
+    with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1):
+        config.ec_transfer_config.ec_connector_extra_config |= {"store": name, "share_uuids": share_uuids}
+        ShmstoreECConnector(config, ECConnectorRole.SCHEDULER).shutdown()
+    assert (not share_uuids) == any("media-io-kwargs" in record.message for record in caplog.records)
+
+
+def test_an_engine_whose_items_vllm_only_counts_is_refused(config: Any) -> None:
+    set_to("cache_config.enable_prefix_caching", False)(config)
+    Settings.of(config)
+    set_to(f"{MEDIA}.mm_processor_cache_gb", 0)(config)
+    with pytest.raises(ValueError, match="mm_processor_cache_gb"):
+        Settings.of(config)
+    set_to("cache_config.enable_prefix_caching", True)(config)
+    Settings.of(config)
 
 
 MEDIA = "model_config.multimodal_config"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from shmstore import device
+from shmstore import StoreNotFoundError, device
 from shmstore.integrations.vllm.encoder import worker
 from shmstore.integrations.vllm.encoder.messages import Step
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.integrations.vllm.encoder.worker import KIND, WorkerSide
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from tests.support import store_name
+from tests.support import SHM, store_name
 
 MIB = 1 / 1024
 """In the unit of `capacity_gb`."""
@@ -99,6 +102,14 @@ def test_the_store_is_in_the_folder_of_the_settings(make: Worker, name: str, tmp
     assert {str(tmp_path / "shm")} == {writer(one).handle.dir, os.path.dirname(reader(one)._place)}
 
 
+def test_another_device_than_a_gpu_gets_a_copy(make: Worker) -> None:
+    one = make(device="meta")
+    one.save(saves(a="a/1"), "a", torch.ones(1))
+    cache: dict[str, Any] = {}
+    one.load(Step("scope", loads={"a": stored(one, "a/1")}), cache)
+    assert torch.device("meta") == cache["a"].device
+
+
 def test_views_are_of_the_store(make: Worker) -> None:
     one = make(read="views")
     one.save(saves(a="a/1"), "a", torch.ones(1, 4))
@@ -115,6 +126,7 @@ def test_what_does_not_fit_is_counted_and_said_once(make: Worker, caplog: pytest
         one.save(saves(a=f"a/{number}"), "a", torch.ones(3 << 20, dtype=torch.uint8))
     one.save(saves(a="a/small"), "a", torch.ones(1))
     one.save(saves(a="a/small"), "a", torch.ones(1))  # another request's, at the same time
+    make().save(saves(a="a/small"), "a", torch.ones(1))  # another engine's
     report = one.report()
     assert report is not None
     assert {"refused": 2, "stored": 1, "stored_bytes": 4} == dict(report.figures)
@@ -132,8 +144,23 @@ def test_one_engine_more_than_the_store_has_parts_only_reads(make: Worker, caplo
 
 def test_a_later_engine_takes_the_store_as_it_is(make: Worker) -> None:
     make(engines=2)
-    later = make(engines=4, capacity_gb=8 * MIB)
-    assert (2, 4 << 20) == (writer(later).n_writers, writer(later).stats().capacity)
+    later = make(engines=4, capacity_gb=8 * MIB, quota_gb=6 * MIB)
+    stats = writer(later).stats()
+    assert (2, 4 << 20, 3 << 20) == (writer(later).n_writers, stats.capacity, stats.kinds[KIND].quota)
+
+
+def test_a_store_that_another_engine_makes_is_waited_for_as_long_as_readers_wait(
+    make: Worker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "START", 0.05)
+    begun = time.monotonic()
+    with (SHM / name).open("xb") as file:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        with pytest.raises(StoreNotFoundError):
+            make()
+    assert time.monotonic() - begun < 30
+    (SHM / name).unlink()
+    assert writer(make())
 
 
 def test_a_consumer_does_not_store_and_stages_behind_the_first_have_nothing(make: Worker, name: str) -> None:
@@ -181,6 +208,22 @@ class Gpu:
 
     def cudaHostUnregister(self, address: int) -> None:  # noqa: N802 - CUDA's name
         self.locked.clear()
+
+
+def test_what_a_device_was_loaded_from_is_let_go_when_the_copy_is_done_though_no_step_follows(
+    make: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu()
+    monkeypatch.setattr(device, "_cuda", lambda: gpu)
+    monkeypatch.setattr(device, "_to", lambda source, there: source.clone())
+    one, cache = make(device="cuda"), dict[str, Any]()
+    writer(one).put("a/4", torch.arange(4.0), namespace="scope")
+    one.load(Step("scope", loads={"a": stored(one, "a/4")}), cache)
+    assert torch.equal(torch.arange(4.0), cache["a"])
+    assert 1 == reader(one).stats().live_views
+    gpu.told.set()
+    one._pool.submit(int).result(30)
+    assert 0 == reader(one).stats().live_views
 
 
 def test_a_copy_from_a_device_is_stored_when_it_is_done_though_no_step_follows(

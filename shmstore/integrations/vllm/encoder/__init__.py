@@ -10,6 +10,7 @@ first pipeline stage loads. The store outlives its engines. `Settings` has the o
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
@@ -25,6 +26,7 @@ from shmstore.integrations.vllm.known import ENCODER_CONNECTOR
 
 __all__ = ["ShmstoreECConnector"]
 
+_log = logging.getLogger("vllm.shmstore")
 _MANAGER = "shmstore.integrations.vllm.encoder_cache.FollowedManager"
 
 
@@ -32,7 +34,7 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
     """What vLLM calls in its scheduler, or in a worker, of a store of encoder outputs."""
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
-        """Open the store. Raises ValueError or TypeError for wrong options, and for an engine that it cannot serve."""
+        """Open the store. Raises ValueError for wrong options, and for an engine that it cannot serve."""
         super().__init__(vllm_config, role)
         if (problem := compare.difference(compare.installed(), ENCODER_CONNECTOR)) is not None:
             raise RuntimeError(f"shmstore does not know this vLLM: {problem} (hint: remove --ec-transfer-config)")
@@ -40,6 +42,8 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
         self._scheduler: Any = None
         self._worker: Any = None
         if role is ECConnectorRole.SCHEDULER:
+            if vllm_config.model_config.multimodal_config.media_io_kwargs and not settings.share_uuids:
+                _log.warning("with --media-io-kwargs items that clients have named are shared as well: see the guide")
             fields_for = PlaceholderMetadataResolver(vllm_config.model_config).fields_for
             self._scheduler = SchedulerSide(settings, namespace, fields_for, stores=self.is_producer)
             manager = vllm_config.ec_manager_config
@@ -54,19 +58,13 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
 
     # ---- in a worker
 
-    def _step(self) -> Step | None:
-        step: Step | None = self._connector_metadata  # None while vLLM measures the model
-        return step
-
     def start_load_caches(self, encoder_cache: dict[str, Any], **_: Any) -> None:
         """Load the stored outputs of this step."""
-        if (step := self._step()) is not None:
-            self._worker.load(step, encoder_cache)
+        self._worker.load(self._connector_metadata, encoder_cache)
 
     def save_caches(self, encoder_cache: dict[str, Any], mm_hash: str, **_: Any) -> None:
         """Store an output that was just made."""
-        if (step := self._step()) is not None:
-            self._worker.save(step, mm_hash, encoder_cache[mm_hash])
+        self._worker.save(self._connector_metadata, mm_hash, encoder_cache[mm_hash])
 
     def build_connector_worker_meta(self) -> Any:
         """Report the figures."""

@@ -23,7 +23,8 @@ from shmstore.store.claims import Claim
 from shmstore.store.holds import PinnedRef
 
 _BRAKE = 0.004
-"""Seconds of rest after an empty step in which a request waits; else the engine asks a thousand times a second."""
+"""Seconds of rest after an empty step in which a request waits, unless another step runs; else the engine asks a
+thousand times a second."""
 _HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
 
 
@@ -44,7 +45,7 @@ class SchedulerSide:
         self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
         self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item
         self._loads: dict[str, PinnedRef] = {}  # allocated, and not yet sent to the workers, by identifier
-        self._under_way: deque[list[PinnedRef | Claim]] = deque()  # what each step holds until its output comes
+        self._under_way: deque[tuple[int, list[PinnedRef | Claim]]] = deque()  # each step's tokens, and what it holds
         self._local: set[str] = set()  # identifiers in vLLM's own encoder cache
         self._since: dict[str, float] = {}  # when a request first waited
         self._lost: set[str] = set()  # requests that cannot be served
@@ -68,7 +69,7 @@ class SchedulerSide:
         for feature in request.mm_features:
             key, place = self._key(feature), feature.mm_position
             if place.offset + place.length <= computed:
-                self._touch(key, running)
+                self._touch(key)
             elif not (self._obtain if self._has_content(feature) else self._fetch)(request, feature.identifier, key):
                 return False
             else:
@@ -78,12 +79,12 @@ class SchedulerSide:
     def _obtain(self, request: Any, identifier: str, key: str) -> bool:
         """Hold or claim an item that this engine can encode; False if the request waits."""
         if identifier in self._local:
-            self._touch(key, request.status == RequestStatus.RUNNING)
+            self._touch(key)
         elif key and key not in self._held:
             held = self._take(key)
             if held is not None:
                 self._held[key] = held
-            elif self._waits(request.request_id):
+            elif self._claims and self._waits(request.request_id):
                 return False
         return True
 
@@ -110,9 +111,9 @@ class SchedulerSide:
         about = self._fields_for(feature.modality)
         return any(field.data is not None for name, field in (feature.data or {}).items() if name not in about)
 
-    def _touch(self, key: str, running: bool) -> None:
-        """Count a use at the start of a request, which vLLM's own caches hide from the store."""
-        if key and not running:
+    def _touch(self, key: str) -> None:
+        """Count a use that vLLM's own caches hide from the store."""
+        if key:
             self._reader.find(key, namespace=self._namespace)  # garbage is let go
 
     def _find(self, key: str) -> PinnedRef | None:
@@ -130,8 +131,6 @@ class SchedulerSide:
 
     def _waits(self, request_id: str) -> bool:
         """Return whether the request waits for another engine: not longer than the limit."""
-        if not self._claims:
-            return False
         now = time.monotonic()
         if request_id not in self._since:
             self._since[request_id] = now
@@ -162,8 +161,7 @@ class SchedulerSide:
 
         The workers have loaded what it needed, and stored what they made, or are about to.
         """
-        for held in self._under_way.popleft() if self._under_way else ():
-            held.end()
+        self._under_way.popleft()
         lost, self._lost = self._lost, set()
         return lost
 
@@ -193,18 +191,16 @@ class SchedulerSide:
         for identifier in output.free_encoder_mm_hashes:
             self._local.discard(identifier)
             self._loads.pop(identifier, None)
-        for held in self._held.values():
-            held.end()
         self._held.clear()
         self._allocated.clear()
         if output.total_num_scheduled_tokens:
             step.loads = {identifier: pin.ref for identifier, pin in self._loads.items()}
             under_way += self._loads.values()
             self._loads = {}
-        elif self._deferred:  # no worker sees an empty step
+        elif self._deferred and not any(tokens for tokens, _ in self._under_way):
             time.sleep(_BRAKE)
         self._deferred = False
-        self._under_way.append(under_way)
+        self._under_way.append((output.total_num_scheduled_tokens, under_way))
         return step
 
     def count(self, report: Report) -> None:
@@ -218,4 +214,6 @@ class SchedulerSide:
 
     def close(self) -> None:
         """Let go everything."""
+        for kept in (self._held, self._loads, self._under_way):
+            kept.clear()
         self._reader.close()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-from shmstore.device import download
+from shmstore.device import download, finish
 from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, WriterActiveError
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import START, Settings
@@ -20,7 +19,7 @@ from shmstore.serde import TensorSpec
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter, Reservation
 
 KIND = "encoder"
-_OUTPUT = 256 << 10
+_OUTPUT = 1 << 20
 """The bytes of a small encoder output; the store has an entry for each that fits."""
 
 _log = logging.getLogger("vllm.shmstore")
@@ -29,7 +28,7 @@ _log = logging.getLogger("vllm.shmstore")
 def open_store(settings: Settings) -> ObjectStoreWriter | None:
     """Open the store, or make it; None if as many engines store as it has parts."""
     capacity = int(settings.capacity_gb * 2**30)
-    quota = None if settings.quota_gb is None else {KIND: int(settings.quota_gb * 2**30)}
+    quota = None if settings.quota_gb is None else {KIND: settings.quota_gb / settings.capacity_gb}
     try:
         writer = ObjectStoreWriter.open(
             settings.store,
@@ -39,6 +38,7 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
             n_writers=settings.engines,
             quotas=quota,
             on_mismatch="accept",
+            wait=START,
             dir=settings.dir,
         )
     except WriterActiveError as error:
@@ -59,8 +59,7 @@ def lock_pages(writer: ObjectStoreWriter) -> None:
 def _commit(output: Any, event: Any, place: Reservation) -> None:
     """Store a copy from a device when it is done; `output` is kept until then."""
     event.synchronize()
-    with suppress(ShmStoreError):  # closed meanwhile
-        place.commit()
+    place.commit()  # an error, of a store that was closed meanwhile, is the future's
 
 
 class WorkerSide:
@@ -71,7 +70,7 @@ class WorkerSide:
         self._views = settings.read == "views"
         self._figures: Counter[str] = Counter()
         self._warned = False
-        self._pool = ThreadPoolExecutor(1, "shmstore-commit")  # since no step may follow the one that has begun a copy
+        self._pool = ThreadPoolExecutor(1, "shmstore-copies")  # since no step may follow the one that has begun a copy
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
         if get_pp_group().is_first_rank:
@@ -86,6 +85,8 @@ class WorkerSide:
         if self._reader is not None:
             for identifier, ref in step.loads.items():
                 cache[identifier] = self._read(self._reader, ref)
+            if self._device == "cuda":  # let go what was copied from
+                self._pool.submit(finish)
 
     def _read(self, reader: ObjectStoreReader, ref: ObjectRef) -> Any:
         if self._device == "cuda":
