@@ -96,6 +96,10 @@ def test_the_first_rank_stores_whole_outputs_and_others_load_them(make: Worker) 
     assert 1 == writer(first).stats().kinds[KIND].objects
 
 
+def test_a_store_has_no_entries_for_objects_smaller_than_outputs(make: Worker) -> None:
+    assert 256 == writer(make(capacity_gb=8 * MIB)).stats().max_objects  # by default twice as many
+
+
 def test_the_store_is_in_the_folder_of_the_settings(make: Worker, name: str, tmp_path: Path) -> None:
     (tmp_path / "shm").symlink_to("/dev/shm")
     one = make(dir=str(tmp_path / "shm"))
@@ -126,7 +130,9 @@ def test_what_does_not_fit_is_counted_and_said_once(make: Worker, caplog: pytest
         one.save(saves(a=f"a/{number}"), "a", torch.ones(3 << 20, dtype=torch.uint8))
     one.save(saves(a="a/small"), "a", torch.ones(1))
     one.save(saves(a="a/small"), "a", torch.ones(1))  # another request's, at the same time
-    make().save(saves(a="a/small"), "a", torch.ones(1))  # another engine's
+    other = make()
+    other.save(saves(a="a/small"), "a", torch.ones(1))  # another engine's
+    assert other.report() is None
     report = one.report()
     assert report is not None
     assert {"refused": 2, "stored": 1, "stored_bytes": 4} == dict(report.figures)
@@ -215,7 +221,7 @@ def test_what_a_device_was_loaded_from_is_let_go_when_the_copy_is_done_though_no
 ) -> None:
     gpu = Gpu()
     monkeypatch.setattr(device, "_cuda", lambda: gpu)
-    monkeypatch.setattr(device, "_to", lambda source, there: source.clone())
+    monkeypatch.setattr(device, "_empty", lambda source, there: torch.empty_like(source))
     one, cache = make(device="cuda"), dict[str, Any]()
     writer(one).put("a/4", torch.arange(4.0), namespace="scope")
     one.load(Step("scope", loads={"a": stored(one, "a/4")}), cache)
