@@ -650,6 +650,20 @@ def test_a_second_server_of_the_same_name_is_told_what_to_do(named: str) -> None
     first.close()
 
 
+def test_a_store_of_encoder_outputs_is_not_replaced_by_a_processor_cache(named: str) -> None:
+    def encoder(put: bool) -> int:
+        with shmstore.ObjectStoreWriter.open(named, capacity=1 << 20, n_readers=2) as writer:
+            if put:
+                writer.put("a", torch.ones(1), kind="encoder", namespace="model")
+            return len(writer)
+
+    encoder(put=True)
+    with pytest.raises(shmstore.LayoutMismatchError) as caught:
+        SenderCache(config())
+    assert all(part in caught.value.hint for part in (STORE, f"shmstore gc {named} --yes --force"))
+    assert 1 == encoder(put=False)
+
+
 def test_what_a_worker_holds_is_as_its_setting_says(sender: SenderCache, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = item(*FIELDS)
     sent, _ = sender.get_and_update_item((whole, []), "a")

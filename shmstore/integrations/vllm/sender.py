@@ -21,7 +21,16 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
-from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, WAIT, engines, note_version, store_name
+from shmstore.integrations.vllm.shared import (
+    HANDLE,
+    STORE,
+    TIER,
+    WAIT,
+    check_not_of_encoder,
+    engines,
+    note_version,
+    store_name,
+)
 from shmstore.integrations.vllm.totals import show_totals
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
@@ -175,6 +184,8 @@ def wait_seconds() -> float:
 
 def _make_sender(vllm_config: Any) -> Any:
     named = bool(os.environ.get(STORE))
+    if named:
+        check_not_of_encoder(store_name())
     model = vllm_config.model_config
     settings = model.get_multimodal_config()
     parallel = vllm_config.parallel_config

@@ -17,14 +17,17 @@ import logging
 import multiprocessing
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import vllm
 import vllm.envs
 
+from shmstore.errors import LayoutMismatchError, ShmStoreError
 from shmstore.files import PREFIX
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import folder_of
 
 _log = logging.getLogger("vllm.shmstore")
@@ -40,6 +43,8 @@ TIER = "SHMSTORE_TIER"
 """The variable with the URL of a tier, in which API servers of other hosts find what this one has processed."""
 WAIT = "SHMSTORE_VLLM_WAIT"
 """The variable with the seconds for which an API server waits for an item that another one processes."""
+KIND = "encoder"
+"""The kind of the objects that are encoder outputs."""
 RUN = "SHMSTORE_VLLM_RUN"
 """The variable with the name of a store without a chosen name, for the processes of one `vllm serve`."""
 
@@ -74,6 +79,18 @@ def check_plugins() -> None:
 def store_name() -> str:
     """Return the name of the store that API servers share."""
     return os.environ.get(STORE) or os.environ[RUN]
+
+
+def check_not_of_encoder(name: str) -> None:
+    """Raise LayoutMismatchError for a store of encoder outputs, which a processor cache would replace."""
+    kinds: Container[str] = ()
+    with suppress(ShmStoreError, OSError), StoreInspector.open(name) as inspector:  # else opening it says more
+        kinds = inspector.kinds()
+    if KIND in kinds:
+        raise LayoutMismatchError(
+            f"store {name!r} has encoder outputs, so it cannot be the processor cache",
+            hint=f"give another {STORE}; or end its engines, and remove it by `shmstore gc {name} --yes --force`",
+        )
 
 
 def engines(parallel: Any) -> int:
