@@ -20,6 +20,7 @@ import os
 __all__ = ["register"]
 
 _log = logging.getLogger("vllm.shmstore")  # a child of vLLM's own logger, so that its settings apply
+logging.getLogger("shmstore").parent = _log  # and so to what the store says, which else nobody would see
 
 
 def register() -> None:
