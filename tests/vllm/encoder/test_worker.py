@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import io
+import logging
 import os
 import struct
 import threading
@@ -16,11 +18,13 @@ from typing import Any
 import pytest
 import torch
 
-from shmstore import StoreNotFoundError, device
-from shmstore.integrations.vllm.encoder import worker
+from shmstore import device
+from shmstore.errors import RankInUseError, StoreNotFoundError
+from shmstore.integrations.vllm.encoder import attaching, worker
 from shmstore.integrations.vllm.encoder.messages import Step
 from shmstore.integrations.vllm.encoder.settings import Settings
-from shmstore.integrations.vllm.encoder.worker import KIND, WorkerSide
+from shmstore.integrations.vllm.encoder.worker import WorkerSide
+from shmstore.integrations.vllm.shared import KIND
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from tests.support import SHM, store_name
@@ -139,6 +143,47 @@ def test_what_does_not_fit_is_counted_and_said_once(make: Worker, caplog: pytest
     assert 1 == sum("not stored" in record.message for record in caplog.records)
 
 
+def test_what_is_too_large_is_said_in_the_settings_of_the_connector(
+    make: Worker, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make()
+    one.save(saves(a="a/1"), "a", torch.ones(5 << 20, dtype=torch.uint8))
+    (said,) = (record.getMessage() for record in caplog.records if "not stored" in record.message)
+    assert all(part in said for part in ("capacity_gb", f"shmstore gc {name} --yes --force"))
+    assert "max_object_size" not in said
+
+
+def test_a_store_that_was_removed_is_said_once(make: Worker, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    one = make()
+    for number in range(3):
+        one.save(saves(a=f"a/{number}"), "a", torch.ones(1))
+        assert (number > 0) == any("was removed" in record.message for record in caplog.records)
+        Path("/dev/shm", name).unlink()
+        make(engines=2)  # another engine makes another one
+    assert 1 == sum("was removed" in record.message for record in caplog.records)
+
+
+def test_a_consumer_without_a_store_says_who_makes_it(make: Worker, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attaching, "START", 0)
+    with pytest.raises(StoreNotFoundError) as caught:
+        make(stores=False)
+    assert name in caught.value.message
+    assert "ec_producer" in caught.value.hint
+    make()  # so that there is one to remove
+
+
+@pytest.mark.parametrize("folder", [None, "/dev/shm"])
+def test_without_a_free_rank_the_error_names_readers_and_how_the_store_is_made_again(
+    make: Worker, name: str, folder: str | None
+) -> None:
+    make(readers=1, dir=folder)
+    with pytest.raises(RankInUseError) as caught:
+        make(rank=1, readers=64, dir=folder)
+    assert f"all 1 ranks of store '{name}'" in caught.value.message
+    where = "" if folder is None else f" --dir {folder}"
+    assert all(part in caught.value.hint for part in ("readers in", f"`shmstore gc {name} --yes --force{where}`"))
+
+
 def test_one_engine_more_than_the_store_has_parts_only_reads(make: Worker, caplog: pytest.LogCaptureFixture) -> None:
     first, more = make(engines=1), make(engines=1)
     first.save(saves(a="a/1"), "a", torch.ones(1))
@@ -148,9 +193,13 @@ def test_one_engine_more_than_the_store_has_parts_only_reads(make: Worker, caplo
     assert not reader(more).has("b/1", namespace="scope")
 
 
-def test_a_later_engine_takes_the_store_as_it_is(make: Worker) -> None:
+def test_a_later_engine_takes_the_store_as_it_is_and_the_log_of_vllm_says_what_differs(make: Worker) -> None:
     make(engines=2)
+    handler = logging.StreamHandler(said := io.StringIO())
+    logging.getLogger("vllm").addHandler(handler)
     later = make(engines=4, capacity_gb=8 * MIB, quota_gb=6 * MIB)
+    logging.getLogger("vllm").removeHandler(handler)
+    assert "n_writers is 2, not 4" in said.getvalue()
     stats = writer(later).stats()
     assert (2, 4 << 20, 3 << 20) == (writer(later).n_writers, stats.capacity, stats.kinds[KIND].quota)
 
@@ -158,7 +207,8 @@ def test_a_later_engine_takes_the_store_as_it_is(make: Worker) -> None:
 def test_a_store_that_another_engine_makes_is_waited_for_as_long_as_readers_wait(
     make: Worker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "START", 0.05)
+    for module in (attaching, worker):
+        monkeypatch.setattr(module, "START", 0.05)
     begun = time.monotonic()
     with (SHM / name).open("xb") as file:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))

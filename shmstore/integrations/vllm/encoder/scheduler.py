@@ -16,9 +16,9 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from shmstore.integrations.vllm.encoder import scope
+from shmstore.integrations.vllm.encoder.attaching import attach
 from shmstore.integrations.vllm.encoder.messages import Report, Step
-from shmstore.integrations.vllm.encoder.settings import START, Settings
-from shmstore.store import ObjectStoreReader
+from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.store.claims import Claim
 from shmstore.store.holds import PinnedRef
 
@@ -40,7 +40,7 @@ class SchedulerSide:
         self._fields_for = fields_for
         self._scope = namespace
         self._namespace = namespace + scope.turned()
-        self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START, dir=settings.dir)
+        self._reader = attach(settings)
         self._keys: dict[str, str] = {}  # of the request that was asked about last, by identifier
         self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
         self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item

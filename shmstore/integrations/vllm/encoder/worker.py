@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from shmstore.device import download, finish
 from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, WriterActiveError
+from shmstore.integrations.vllm.encoder.attaching import attach, made_again
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import START, Settings
+from shmstore.integrations.vllm.shared import KIND
 from shmstore.multimodal.caches.shm_receiver import get_patiently
 from shmstore.refs import ObjectRef
 from shmstore.serde import TensorSpec
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter, Reservation
 
-KIND = "encoder"
 _OUTPUT = 1 << 20
 """The bytes of a small encoder output; the store has an entry for each that fits."""
 
@@ -44,8 +47,15 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
     except WriterActiveError as error:
         _log.warning("encoder outputs are read from store %s, and none are stored: %s", settings.store, error)
         return None
-    _log.info("encoder outputs go through store %s of shmstore; it has %d", settings.store, len(writer))
+    _log.info("encoder outputs go through store %s of shmstore; this engine's part has %d", settings.store, len(writer))
     return writer
+
+
+def _file_of(writer: ObjectStoreWriter) -> int | None:
+    """Return which file the store's name names; None if there is none."""
+    with suppress(FileNotFoundError):
+        return Path(writer.handle.dir, writer.name).stat().st_ino
+    return None
 
 
 def lock_pages(writer: ObjectStoreWriter) -> None:
@@ -67,18 +77,22 @@ class WorkerSide:
 
     def __init__(self, settings: Settings, device: str, *, stores: bool) -> None:
         self._device = device
+        self._settings = settings
         self._views = settings.read == "views"
         self._figures: Counter[str] = Counter()
-        self._warned = False
+        self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(1, "shmstore-copies")  # since no step may follow the one that has begun a copy
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
+        self._file: int | None = None
         if get_pp_group().is_first_rank:
             if stores and get_tp_group().rank_in_group == 0:
                 self._writer = open_store(settings)
-                if self._writer is not None and device == "cuda":
-                    lock_pages(self._writer)
-            self._reader = ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START, dir=settings.dir)
+                if self._writer is not None:
+                    self._file = _file_of(self._writer)
+                    if device == "cuda":
+                        lock_pages(self._writer)
+            self._reader = attach(settings)
 
     def load(self, step: Step, cache: dict[str, Any]) -> None:
         """Put the outputs of this step into vLLM's cache; the scheduler holds them meanwhile."""
@@ -99,6 +113,10 @@ class WorkerSide:
         key = step.saves.get(identifier)
         if self._writer is None or key is None:
             return
+        if _file_of(self._writer) != self._file:
+            self._warn(
+                "store %s was removed, and no other engine finds these outputs: start anew", self._settings.store
+            )
         template = TensorSpec(output.shape, output.dtype)
         try:
             place = self._writer.begin(key, template, kind=KIND, namespace=step.namespace, unless_stored=True)
@@ -111,12 +129,17 @@ class WorkerSide:
             return
         except ShmStoreError as error:  # full or too large: the engine goes on without
             self._figures["refused"] += 1
-            if not self._warned:
-                self._warned = True
-                _log.warning("an encoder output was not stored, and others may not be: %s", error)
+            more = f"for a larger capacity_gb or quota_gb, {made_again(self._settings)}"
+            self._warn("an encoder output was not stored, and others may not be: %s (%s)", error.message, more)
             return
         self._figures["stored"] += 1
         self._figures["stored_bytes"] += output.nbytes
+
+    def _warn(self, text: str, *what: str) -> None:
+        """Log, once for each text."""
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning(text, *what)
 
     def report(self) -> Report | None:
         """Return what was counted since the last report."""

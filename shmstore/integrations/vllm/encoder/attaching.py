@@ -1,0 +1,31 @@
+"""How both sides of the connector attach to the store, and what an operator does if they cannot."""
+
+from __future__ import annotations
+
+from shmstore.errors import RankInUseError, StoreNotFoundError
+from shmstore.integrations.vllm.encoder.settings import START, Settings
+from shmstore.store import ObjectStoreReader
+
+
+def attach(settings: Settings) -> ObjectStoreReader:
+    """Attach as a rank that only finds; the hints of the errors are for who starts engines."""
+    try:
+        return ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START, dir=settings.dir)
+    except StoreNotFoundError as error:
+        hint = "start an engine with ec_role ec_both or ec_producer first, which makes the store"
+        raise StoreNotFoundError(error.message, hint=hint) from None
+    except RankInUseError as error:
+        hint = (
+            f"raise readers in ec_connector_extra_config, and {made_again(settings)}; if it is a processor cache "
+            "(SHMSTORE_VLLM_STORE), give another name"
+        )
+        raise RankInUseError(error.message, hint=hint) from None
+
+
+def made_again(settings: Settings) -> str:
+    """Return how a store is made with other sizes, which only its first engine sets."""
+    folder = "" if settings.dir is None else f" --dir {settings.dir}"
+    return (
+        "have the store made again: end all its engines, remove it by "
+        f"`shmstore gc {settings.store} --yes --force{folder}`, start them"
+    )
