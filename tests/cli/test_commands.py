@@ -488,6 +488,55 @@ def test_long_tables_are_cut_and_say_so(stores: Stores) -> None:
     assert "of 60 (--all" in short.out
 
 
+def test_ranks_that_nobody_was_are_one_line_if_they_are_many(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=11)
+    readers = [stores.attach(writer, rank) for rank in (1, 4)]
+    assert 2 == len(readers)
+
+    def ranks(*options: str, command: str = "dump") -> tuple[str, list[str]]:
+        lines = piped(command, writer.name, *options).out.splitlines()
+        title = next(i for i, line in enumerate(lines) if line.startswith(("readers", "ranks")))
+        rows = lines[title + 2 :]
+        return lines[title], [row.split()[0] for row in rows[: rows.index("") if "" in rows else None]]
+
+    title, shown = ranks()
+    assert "other 9" in title
+    assert ["1", "4"] == shown == ranks("--iterations", "1", command="top")[1]
+    assert [str(rank) for rank in range(11)] == ranks("--all")[1]
+    writer.put("a", torch.ones(1))  # all of them are waited for
+    assert 11 == len(ranks()[1])
+
+
+def test_without_a_look_up_there_is_no_hit_ratio(stores: Stores) -> None:
+    """As in a store whose readers find objects by key: nobody asks a writer."""
+    writer = stores.create(capacity=1 << 16, n_readers=1, n_writers=2)
+    watcher = top.Watcher(writer.name)
+    watcher.sample()
+
+    def ratios() -> tuple[list[str], float | None]:
+        (sample,) = watcher.sample()
+        shown = io.StringIO()
+        console = Console(width=200, file=shown)
+        console.print(top.draw_all(console, [sample], "name"))
+        share = r"(-|[0-9.]+ %)"
+        found = [
+            *re.findall(
+                rf"hit ratio {share}\)|{share} at |alive .* {share} +0 +0 +0\n", piped("dump", writer.name).out
+            ),
+            *re.findall(rf"hit ratio.* {share}\n", piped("top", writer.name, "--iterations", "1").out),
+            *re.findall(rf"{writer.name} .* {share} +ok", piped("ls").out),
+            *re.findall(rf"{writer.name} .* {share} +[0-9.]+ +[0-9.]+ +[0-9]", shown.getvalue()),
+        ]
+        return ["".join(one) for one in found], sample.recent_hit_ratio
+
+    writer.put("a", torch.ones(1))
+    assert (["-"] * 11, None) == ratios()
+    with pytest.raises(KeyError):
+        writer.get_cached("b")
+    writer.put("b", torch.ones(1))
+    assert (["0.0 %"] * 11, 0) == ratios()
+
+
 def test_dump_writes_a_picture(tmp_path: Path) -> None:
     with case("live") as name:
         for command in ("dump", "top"):

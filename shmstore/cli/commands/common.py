@@ -14,7 +14,7 @@ from shmstore.places import DIRECTORY, VARIABLE
 
 if TYPE_CHECKING:
     from shmstore.inspect.records import StoreFacts
-    from shmstore.store.stats import TierStats
+    from shmstore.store.stats import Counts, TierStats
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -60,6 +60,13 @@ def when(moment: float) -> str:
 def ratio(value: float | None) -> str:
     """Return a ratio in percent, or a dash for None."""
     return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def hit_ratio(counts: "Counts", factor: float = 1) -> str:
+    """Return the hit ratio so far, or with so many times the capacity; a dash if no writer was ever asked."""
+    if not counts.hits and not counts.misses:
+        return ratio(None)
+    return ratio(counts.hit_ratio if factor == 1 else counts.hit_ratio_at(factor))
 
 
 def writers(facts: "StoreFacts") -> str:

@@ -19,8 +19,8 @@ from shmstore.cli.commands.common import (
     add_name,
     age,
     complain,
+    hit_ratio,
     print_json,
-    ratio,
     shown,
     size,
     span,
@@ -124,11 +124,11 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
     )
     console.print(
         f"  {facts.puts} puts, {facts.hits} hits{'' if one else f' ({facts.adopted} adopted)'}, "
-        f"{facts.misses} misses (hit ratio {ratio(facts.hit_ratio)}), "
+        f"{facts.misses} misses (hit ratio {hit_ratio(facts)}), "
         f"{facts.evictions} evictions, {facts.deletes} deletes, {facts.refusals} refusals, {facts.cancels} cancels; "
         f"next id {facts.next_id}, next lease {facts.next_lease}"
     )
-    larger = ", ".join(f"{ratio(facts.hit_ratio_at(factor))} at {factor}x" for factor in MORE_HITS)
+    larger = ", ".join(f"{hit_ratio(facts, factor)} at {factor}x" for factor in MORE_HITS)
     console.print(f"  hit ratio with a larger capacity, estimated: {larger}")
     for writer in facts.writers:
         if writer.tier is not None:
@@ -241,7 +241,7 @@ def draw_snapshot(
     if snapshot.kinds:
         console.print(kinds_table(console, snapshot.kinds))
         console.print()
-    console.print(readers_table(console, snapshot.readers))
+    console.print(readers_table(console, snapshot.readers, everything=everything))
     console.print()
     console.print(_slots_table(console, snapshot, everything))
     console.print()
@@ -292,7 +292,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namespace", metavar="S", help="namespace of --key, if it has one")
     parser.add_argument("--tensor", metavar="PATH", help="tensor to copy to --out; PATH as in its tree, . for an array")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
-    parser.add_argument("--all", action="store_true", help="all objects and leases, not only the first ones")
+    parser.add_argument("--all", action="store_true", help="all ranks, objects and leases, not only some")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--svg", metavar="FILE", help="write the output as a picture, for a ticket")
     add_json(form)

@@ -3,7 +3,7 @@
 import argparse
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.cli.commands.common import add_dir, add_json, age, complain, print_json, ratio, size, writers
+from shmstore.cli.commands.common import add_dir, add_json, age, complain, hit_ratio, print_json, size, writers
 from shmstore.cli.commands.tables import make_console, make_fitting_table
 from shmstore.files import another_user
 from shmstore.inspect.records import SegmentInfo
@@ -35,7 +35,7 @@ def _row(info: SegmentInfo) -> list[str]:
         str(facts.objects),
         f"{info.ranks_alive} of {'+'.join(map(str, facts.groups))}",
         age(facts.created_at),
-        ratio(facts.hit_ratio),
+        hit_ratio(facts),
         _state(info),
     ]
 

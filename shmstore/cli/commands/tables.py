@@ -8,12 +8,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shmstore.cli.commands.common import ratio, shown, size, span
+from shmstore.cli.commands.common import hit_ratio, shown, size, span
 from shmstore.inspect.records import ReaderInfo, WriterInfo
 from shmstore.store.stats import KindStats
 
 _PLAIN_WIDTH = 200
 _PICTURE_WIDTH = 120
+_IDLE = 8
+"""Ranks without a process that get a line each."""
 _GAP = 3
 """Maximum width of the space between two columns."""
 
@@ -110,8 +112,13 @@ _READER_COLUMNS: dict[str, Callable[[ReaderInfo], str]] = {
 _READER_STYLES = {"dead": "red", "awaited": "yellow"}
 
 
-def readers_table(console: Console, readers: Sequence[ReaderInfo], title: str = "readers") -> Table:
-    """Return the table of the ranks."""
+def readers_table(
+    console: Console, readers: Sequence[ReaderInfo], title: str = "readers", *, everything: bool = False
+) -> Table:
+    """Return the table of the ranks; if many were never attached, and nothing waits for them, only how many."""
+    used = [reader for reader in readers if reader.attachments or reader.unacknowledged]
+    if (idle := len(readers) - len(used)) > _IDLE and not everything:
+        readers, title = used, f"{title}; no process was ever one of the other {idle}, and no lease waits for them"
     names = [name for name in _READER_COLUMNS if name != "group" or any(reader.group for reader in readers)]
     rows = [
         ([_READER_COLUMNS[name](reader) for name in names], _READER_STYLES.get(reader.state, "")) for reader in readers
@@ -131,7 +138,7 @@ _WRITER_COLUMNS: dict[str, Callable[[WriterInfo], str]] = {
     "puts": lambda writer: str(writer.puts),
     "hits": lambda writer: str(writer.hits),
     "adopted": lambda writer: str(writer.adopted),
-    "hit ratio": lambda writer: ratio(writer.hit_ratio),
+    "hit ratio": lambda writer: hit_ratio(writer),
     "evictions": lambda writer: str(writer.evictions),
     "refusals": lambda writer: str(writer.refusals),
     "recoveries": lambda writer: str(writer.recoveries),

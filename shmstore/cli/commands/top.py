@@ -23,6 +23,7 @@ from shmstore.cli.commands.common import (
     add_dir,
     add_json,
     complain,
+    hit_ratio,
     print_json,
     ratio,
     shown,
@@ -66,7 +67,7 @@ class Sample:
     per_writer: tuple[dict[str, float], ...]
     """The same for each writer."""
     recent_hit_ratio: float | None
-    """Hit ratio since the previous sample; None if there were no calls."""
+    """Hit ratio since the previous sample; None if there were no calls, or nobody asks a writer."""
     oldest_lease_seconds: float | None
     """Age of the oldest lease that a rank has not acknowledged."""
 
@@ -90,7 +91,7 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
     if facts is not None:
         per_writer = tuple(_rates(new, old.writers[new.index] if old else None, elapsed) for new in facts.writers)
     oldest = max((reader.lag_seconds for reader in readers if reader.lag_seconds is not None), default=None)
-    return Sample(info, readers, kinds, now, per_second, per_writer, _recent_hit_ratio(per_second), oldest)
+    return Sample(info, readers, kinds, now, per_second, per_writer, _recent_hit_ratio(facts, per_second), oldest)
 
 
 def _rates(new: Counts | None, old: Counts | None, elapsed: float) -> dict[str, float]:
@@ -99,9 +100,12 @@ def _rates(new: Counts | None, old: Counts | None, elapsed: float) -> dict[str, 
     return {name: max(0, getattr(new, name) - getattr(old, name)) / elapsed for name in _RATES}
 
 
-def _recent_hit_ratio(rate: dict[str, float]) -> float | None:
+def _recent_hit_ratio(counts: Counts | None, rate: dict[str, float], more: str | None = None) -> float | None:
+    """Return the hit ratio of this rate, with the hits that a larger store would have had; None without look-ups."""
     given = rate["hits"] + rate["puts"]
-    return rate["hits"] / given if given else None
+    if counts is None or not given or not (counts.hits or counts.misses):
+        return None
+    return (rate["hits"] + (rate[more] if more else 0)) / given
 
 
 class Watcher:
@@ -157,7 +161,7 @@ def _sorted(found: Iterable[Any], orders: tuple[_Order, ...], order: str) -> lis
 
 def _store_cells(counts: Counts, readers: str, rate: dict[str, float]) -> list[str]:
     """Return the cells of a store or a writer from `used` to `refusal/s`."""
-    recent = _recent_hit_ratio(rate)
+    recent = _recent_hit_ratio(counts, rate)
     return [
         size(counts.used_bytes),
         size(counts.capacity),
@@ -166,7 +170,7 @@ def _store_cells(counts: Counts, readers: str, rate: dict[str, float]) -> list[s
         f"{rate['puts']:.1f}",
         size(rate["put_bytes"]),
         f"{rate['hits']:.1f}",
-        ratio(counts.hit_ratio if recent is None else recent),
+        hit_ratio(counts) if recent is None else ratio(recent),
         f"{rate['evictions']:.1f}",
         f"{rate['refusals']:.1f}",
     ]
@@ -238,11 +242,10 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
         table.add_row(
             label, per_second(rate[name]), size(facts.put_bytes) if name == "put_bytes" else str(getattr(facts, name))
         )
-    table.add_row("hit ratio", ratio(sample.recent_hit_ratio), ratio(facts.hit_ratio))
-    given = rate["hits"] + rate["puts"]
+    table.add_row("hit ratio", ratio(sample.recent_hit_ratio), hit_ratio(facts))
     for factor, name in MORE_HITS.items():
-        recent = (rate["hits"] + rate[name]) / given if given else None
-        table.add_row(f"hit ratio at {factor}x capacity", ratio(recent), ratio(facts.hit_ratio_at(factor)))
+        recent = ratio(_recent_hit_ratio(facts, rate, name))
+        table.add_row(f"hit ratio at {factor}x capacity", recent, hit_ratio(facts, factor))
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
     table.add_row("refusals", f"{rate['refusals']:.1f}", str(facts.refusals))
     ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
