@@ -14,6 +14,8 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include "cpu.h"
+
 #include <immintrin.h>
 
 #ifndef NON_TEMPORAL_FROM
@@ -36,7 +38,7 @@ __attribute__((target("avx"))) static void stream_avx(uint8_t *d, const uint8_t 
 void shms_copy(void *dst, const void *src, uint64_t n) {
     uint8_t *d = dst;
     const uint8_t *s = src;
-    if (n < NON_TEMPORAL_FROM || !__builtin_cpu_supports("avx")) {
+    if (n < NON_TEMPORAL_FROM || !(shms_cpu_features() & bit_AVX)) {
         memcpy(d, s, n);
         return;
     }

@@ -47,3 +47,21 @@ TEST(a_copy_is_exact_for_every_alignment_and_size) {
     free(from);
     free(to);
 }
+
+#if defined(__x86_64__)
+#include "store/cpu.h"
+
+TEST(the_processor_has_what_the_kernel_says_it_has) {
+    char line[8192];
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    CHECK(file);
+    do
+        CHECK(fgets(line, sizeof line, file));
+    while (strncmp(line, "flags", 5));
+    fclose(file);
+    for (int again = 0; again < 2; again++) {
+        CHECK(!strstr(line, " avx ") == !(shms_cpu_features() & bit_AVX));
+        CHECK(!strstr(line, " sse4_2 ") == !(shms_cpu_features() & bit_SSE4_2));
+    }
+}
+#endif
