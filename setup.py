@@ -1,6 +1,7 @@
 """Build script: what is declarative is in pyproject.toml, and csrc/build_ffi.py says what the extension is made of."""
 
 import shutil
+import sysconfig
 from glob import glob
 from pathlib import Path
 
@@ -55,9 +56,12 @@ class BuildLibrary(build_clib):
         (pkgconfig / "shmstore.pc").write_text(text)
 
 
+# Without the GIL, Python 3.14 has no stable interface of C: such an interpreter gets a wheel of its own.
+STABLE = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"py_limited_api": "cp311"}}
+
 setup(
     cffi_modules=["csrc/build_ffi.py:ffibuilder"],
     libraries=[("shmstore", {"sources": sorted(glob("csrc/store/*.c")), "obj_deps": {"": glob("csrc/store/*.h")}})],
     cmdclass={"build_clib": BuildLibrary},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options=STABLE,
 )

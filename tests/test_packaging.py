@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ("__pycache__", "*.egg-info", "*.so", "_shmstore.c", "include", "lib", "build", "dist", "site")
@@ -54,6 +60,10 @@ def test_the_sdist_builds_a_wheel_that_works_where_there_is_no_checkout(tmp_path
     (sdist,) = (tmp_path / "dist").iterdir()
     run(*pip, "wheel", *offline, "--no-build-isolation", sdist, folder=elsewhere)
     (wheel,) = elsewhere.iterdir()
+    assert re.fullmatch(r"shmstore-[\d.]+-cp311-abi3-linux_\w+\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as files:
+        folders = {name.split("/")[0] for name in files.namelist()}
+    assert {"shmstore", wheel.name.split("-cp")[0] + ".dist-info"} == folders
     run(*pip, "install", *offline, "--ignore-installed", wheel, folder=elsewhere)
 
     installed = packages / "shmstore"
@@ -65,6 +75,17 @@ def test_the_sdist_builds_a_wheel_that_works_where_there_is_no_checkout(tmp_path
     assert f"-L{installed / 'lib'}" in flags
     run("cc", ROOT / "examples" / "c" / "producer.c", *flags, "-o", "producer", folder=elsewhere)
     run(elsewhere / "producer", name, folder=elsewhere)
+
+
+def test_a_python_without_the_gil_gets_a_wheel_of_its_own() -> None:
+    """Its interface of C is not stable, and setuptools refuses to say so."""
+    program = """
+import runpy, setuptools, sys, sysconfig
+sysconfig.get_config_vars()["Py_GIL_DISABLED"] = int(sys.argv[1])
+setuptools.setup = lambda **given: print("py_limited_api" in given["options"].get("bdist_wheel", {}))
+runpy.run_path("setup.py")
+"""
+    assert ["True\n", "False\n"] == [run(sys.executable, "-c", program, given, folder=ROOT) for given in ("0", "1")]
 
 
 def test_a_checkout_that_is_not_built_says_how_to_go_on(tmp_path: Path) -> None:
