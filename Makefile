@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 VLLM_VENV ?= .venv-vllm
 BASE_VENV := .venv-base
+DIST_VENV ?= .venv-dist
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python test-base test-vllm lint model bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-base test-vllm dist test-dist lint model bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -43,6 +44,21 @@ test-vllm: $(VLLM_VENV)/.made
 
 $(VLLM_VENV)/.made: tests/vllm/environment.py pyproject.toml $(SOURCES)
 	$(PYTHON) tests/vllm/environment.py $(VLLM_VENV) $(VLLM)
+
+# What a release consists of, into dist/, from the last commit. Without the GIL:
+# make dist PYTHON=python3.14t DIST_VENV=.venv-dist-3.14t
+dist: $(DIST_VENV)/.made
+	$(DIST_VENV)/bin/python -m release.build
+
+# Each artefact in dist/ in an empty environment. All of it: make test-dist ARGS=--whole
+test-dist: $(DIST_VENV)/.made
+	$(DIST_VENV)/bin/python -m release.check $(if $(wildcard $(VLLM_VENV)/.made),--vllm $(VLLM_VENV)) $(ARGS)
+
+$(DIST_VENV)/.made: constraints.txt
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt \
+		setuptools wheel cffi ziglang auditwheel abi3audit
+	@touch $@
 
 lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .
@@ -117,4 +133,4 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(BASE_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.* shmstore/include shmstore/lib
+	rm -rf $(VENV) $(VLLM_VENV) $(BASE_VENV) $(DIST_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.* shmstore/include shmstore/lib

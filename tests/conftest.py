@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,14 @@ import torch
 from tests.support import SHM, Stores, children, segments, store_name
 
 torch.set_num_threads(1)  # forked children have no use for a pool of threads, and two cores are few
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the package's sources beside the tests, if there are none: an installed package is tested."""
+    if not (Path(__file__).resolve().parent.parent / "shmstore").exists():
+        for item in items:
+            if item.get_closest_marker("checkout"):
+                item.add_marker(pytest.mark.skip(reason="it needs a checkout, and an installed package is tested"))
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Budget")[2]
 

@@ -10,6 +10,8 @@ import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "shmstore"
 CSRC = ROOT / "csrc"

@@ -348,7 +348,7 @@ def test_without_prometheus_client_the_import_says_what_to_install() -> None:
     code = "import sys; sys.modules['prometheus_client'] = None; import shmstore, shmstore.metrics"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert 1 == done.returncode
-    assert "pip install '.[metrics]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'shmstore[metrics]'" in done.stderr.splitlines()[-1]
 
 
 def test_the_log_is_quiet_until_the_application_asks() -> None:
@@ -360,6 +360,7 @@ def test_the_log_is_quiet_until_the_application_asks() -> None:
     assert "shmstore.multimodal.x after\n" == done.stderr
 
 
+@pytest.mark.checkout
 def test_every_logger_of_the_package_is_below_shmstore() -> None:
     import shmstore.multimodal
     import shmstore.scheduler  # noqa: F401 - for their loggers
