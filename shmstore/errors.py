@@ -453,7 +453,7 @@ class MissingExtraError(ShmStoreError, ImportError):
     """`what` needs a package that is not installed, and that the extra of the name `extra` brings."""
 
     default_message = "an optional package is not installed"
-    default_hint = "in a checkout of shmstore: pip install '.[EXTRA]'"
+    default_hint = "pip install 'shmstore[EXTRA]'"
 
     what: str = ""
     extra: str = ""

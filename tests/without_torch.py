@@ -50,7 +50,7 @@ def needs_torch(call: Callable[[], Any]) -> None:
     """Check that `call` raises the error that says what to install."""
     error = refusal(call)
     assert isinstance(error, shmstore.MissingExtraError), error
-    assert "pip install '.[torch]'" in str(error)
+    assert "pip install 'shmstore[torch]'" in str(error)
 
 
 def arrays_come_back(writer: shmstore.ObjectStoreWriter, reader: shmstore.ObjectStoreReader) -> None:
