@@ -39,6 +39,20 @@ def place_of(name: str, dir: Folder | None = None) -> str:
     return name if folder == DIRECTORY else os.path.join(folder, name)
 
 
+def place_of_descriptor(fd: int) -> str:
+    """Return the place of the store that a descriptor of this process is open for; ValueError if it is not open."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        raise ValueError(f"fd must be an open descriptor of a store, and {fd} is not open") from None
+    return f"/proc/self/fd/{fd}"
+
+
+def descriptors_of(pid: str) -> str:
+    """Return the folder of a process's descriptors."""
+    return f"/proc/{pid}/fd"
+
+
 def path_of(place: str) -> str:
     """Return the path of a store's file."""
     return os.path.join(DIRECTORY, place)

@@ -1,13 +1,17 @@
 """Values that travel between processes: `ObjectRef` names one hand-out, `StoreHandle` names a store."""
 
 import json
+import os
 import struct
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from shmstore.errors import StaleRefError, listed, shown
+from shmstore.errors import StaleRefError, StoreNotFoundError, listed, shown
 from shmstore.places import DIRECTORY
+
+if TYPE_CHECKING:
+    from socket import socket
 
 __all__ = ["ObjectRef", "StoreHandle"]
 
@@ -137,6 +141,24 @@ class StoreHandle:
     def path(self) -> str:
         """The path of the store's file."""
         return f"{self.dir}/{self.name}"
+
+    def send(self, connection: "socket") -> None:
+        """Send the handle and a descriptor of the store over a Unix socket, to a process that shares no folder.
+
+        The other one gets both by `socket.recv_fds(connection, 65536, 1)`: the handle as `to_json` makes it, and the
+        `fd` for `attach` and `join`. It needs the rights on the store that it would need in a folder. Raises
+        StoreNotFoundError if the store is gone.
+        """
+        from socket import send_fds  # 2 ms, for few
+
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise StoreNotFoundError(f"the store is gone: there is no {shown(self.path)}") from None
+        try:
+            send_fds(connection, [self.to_json().encode()], [fd])
+        finally:
+            os.close(fd)
 
     def to_json(self) -> str:
         """Return the handle as one line of JSON."""

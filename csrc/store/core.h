@@ -145,6 +145,7 @@ uint64_t shms_writer_data(const shms_writer *w, uint64_t *place);
 /* The options, as rounded; the number of its arena (SHMS_MAX_WRITERS: none), and the arenas that _join has passed by, one bit each. Returns the
  * store's number, or 0 for NULL. */
 uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place);
+const char *shms_writer_path(const shms_writer *w); /* of the store's file, or of a descriptor of it */
 
 /* Copies the extra bytes of the object of `ref`. *size is the room, and is set to the bytes needed. SHMS_ESTALE: it has
  * been evicted. */
@@ -181,6 +182,7 @@ int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT 
 
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number, or 0 for NULL */
+const char *shms_reader_path(const shms_reader *r);
 uint64_t shms_reader_writer_epoch(const shms_reader *r); /* 1 + number of takeovers; 0 for NULL */
 /* The writer's epoch, if it has grown since the last call or the attachment; else 0. Each epoch comes once. */
 uint64_t shms_reader_took_over(shms_reader *r);

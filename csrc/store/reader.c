@@ -341,6 +341,8 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
     return SHMS_OK;
 }
 
+const char *shms_reader_path(const shms_reader *r) { return r->seg.path; }
+
 uint64_t shms_reader_store(const shms_reader *r) { return r ? r->seg.sb->store : 0; }
 
 uint64_t shms_reader_writer_epoch(const shms_reader *r) {

@@ -101,18 +101,25 @@ static void fork_child(void) {
 }
 static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork_child); }
 
+/* Is the path a descriptor's? Then it is a link, which leads to the file also where no folder does. */
+static bool by_descriptor(const shms_segment *seg) { return strncmp(seg->path, "/proc/", 6) == 0; }
+
 int shms_segment_open_path(const shms_segment *seg, int flags) {
-    return open(seg->path, flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+    return open(seg->path, flags | (by_descriptor(seg) ? 0 : O_NOFOLLOW) | O_CLOEXEC, 0600);
 }
 
-/* Opens the file and adds the segment to the list. No fork can come between the two. */
-int shms_segment_open_file(shms_segment *seg, int flags) {
+/* Opens the file and adds the segment to the list. No fork can come between the two. What is opened later, by way of a
+ * descriptor, is an opening of its own, so the locks of who passed the descriptor and who got it exclude each other. */
+static int open_listed(shms_segment *seg, int flags, bool memfd) {
     struct stat st;
     struct statfs fs;
     pthread_once(&fork_once, fork_register);
     pthread_mutex_lock(&open_mutex);
-    seg->fd = shms_segment_open_path(seg, flags);
+    seg->fd = memfd ? memfd_create(strrchr(seg->path, '/') + 1, MFD_CLOEXEC | MFD_ALLOW_SEALING)
+                    : shms_segment_open_path(seg, flags);
     if (seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0) {
+        if (memfd || by_descriptor(seg)) /* its own from now on: the caller may close that one */
+            snprintf(seg->path, sizeof seg->path, "/proc/%d/fd/%d", (int)getpid(), seg->fd);
         seg->unit = unit_of(&fs);
         seg->dev = st.st_dev;
         seg->ino = st.st_ino;
@@ -125,6 +132,8 @@ int shms_segment_open_file(shms_segment *seg, int flags) {
     pthread_mutex_unlock(&open_mutex);
     return seg->fd;
 }
+
+int shms_segment_open_file(shms_segment *seg, int flags) { return open_listed(seg, flags, false); }
 
 static void list_remove(shms_segment *seg) {
     pthread_mutex_lock(&open_mutex);
@@ -327,6 +336,8 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
         return errno == ENOSPC ? SHMS_ENOSPC : SHMS_ESYS;
     if (ftruncate(seg->fd, (off_t)l->file_size))
         return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
+    if ((options->flags & SHMS_MEMFD) && fcntl(seg->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        return SHMS_ESYS;
     /* The part between the tables and a data region aligned for huge pages stays a hole. */
     if (exceeds_free_space(seg->fd, control_end + data))
         return SHMS_ENOSPC;
@@ -373,7 +384,7 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     int rc;
     if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size())))
         return rc;
-    if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
+    if (open_listed(seg, O_RDWR | O_CREAT | O_EXCL, options->flags & SHMS_MEMFD) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
     /* again, in the units of that file system */
     if ((rc = shms_layout_compute(&seg->layout, options, seg->unit)) || (rc = create_locked(seg, options))) {
@@ -499,7 +510,9 @@ int shms_segment_reserve(const shms_segment *seg, uint64_t *needed) {
 }
 
 /* Stats the file that has the name, without a descriptor. So it works also for a file that may not be opened. */
-static bool stat_name(const shms_segment *seg, struct stat *st) { return lstat(seg->path, st) == 0; }
+static bool stat_name(const shms_segment *seg, struct stat *st) {
+    return (by_descriptor(seg) ? stat : lstat)(seg->path, st) == 0;
+}
 
 /* Returns the code for an open that failed. */
 static int open_failed(const shms_segment *seg) {

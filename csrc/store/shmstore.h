@@ -15,7 +15,8 @@
  * version does. A struct that the library makes may grow at its end.
  *
  * NAMES. A store is a file in /dev/shm if its name has no slash. Elsewhere its name is the path of its file, from the
- * root on.
+ * root on. /proc/PID/fd/N is that of a descriptor: what is opened by it is an opening of its own, and the handle needs
+ * the descriptor no longer.
  *
  * ERRORS. Functions return 0 or one of the negative codes below. Only after SHMS_ESYS and SHMS_EMAP is errno that of a failed system call. A handle that is NULL
  * counts as closed. A call that fails changes nothing.
@@ -64,7 +65,7 @@ extern "C" {
 #define SHMS_ECORRUPT -15      /* a segment of ours whose contents contradict themselves */
 #define SHMS_ECLOSED -16       /* the handle is closed */
 #define SHMS_EFORKED -17       /* the handle belongs to the parent of this process */
-#define SHMS_EOTHERSTORE -18   /* the name is now another store's */
+#define SHMS_EOTHERSTORE -18   /* it is now another store */
 #define SHMS_ENOSLOT -19       /* every slot is taken by an object that is held */
 #define SHMS_ENOLEASE -20      /* every lease entry is taken by an open lease */
 #define SHMS_ECREATING -21     /* the segment's creation is not over */
@@ -96,6 +97,7 @@ extern "C" {
 #define SHMS_EPHEMERAL 16 /* nobody will ask for this name, so a dead writer's segment may be removed */
 #define SHMS_OUTLIVES 32 /* of _create: SHMS_AS_RECORDED keeps the name */
 #define SHMS_OWNS 64 /* of _create: the handle has no arena; the store lives until it and all writers have ended */
+#define SHMS_MEMFD 128 /* of _create: memory without a name, sealed against another size; the path is a descriptor's */
 
 #define SHMS_NODE_SHIFT 16 /* bits 16 and up of the flags: 1 + the NUMA node that the data is to be on; 0: any */
 #define SHMS_NODES 1024 /* more than any kernel has */

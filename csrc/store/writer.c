@@ -363,6 +363,8 @@ uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
     return w ? (uint64_t)(uintptr_t)w->seg.data : 0;
 }
 
+const char *shms_writer_path(const shms_writer *w) { return w->seg.path; }
+
 uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place) {
     if (!w)
         return 0;

@@ -49,7 +49,7 @@ _ERRORS: dict[int, Callable[[], Exception]] = {
     ),
     lib.SHMS_EOTHERSTORE: partial(
         errors.StoreNotFoundError,
-        "its name is now another store's",
+        "it is now another store",
         hint="this handle's store is gone; attach with the new writer's handle",
     ),
     lib.SHMS_ECORRUPT: partial(

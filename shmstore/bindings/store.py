@@ -20,7 +20,7 @@ from shmstore.bindings.batch import Batch
 from shmstore.bindings.figures import KindFigures, figures_of, read_kinds, record_of
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
-from shmstore.places import file_system, folder_of, parts_of
+from shmstore.places import file_system, folder_of, parts_of, place_of
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -69,6 +69,7 @@ OTHER_OPTIONS: int = lib.SHMS_EOPTIONS
 EPHEMERAL: int = lib.SHMS_EPHEMERAL
 OUTLIVES: int = lib.SHMS_OUTLIVES
 OWNS: int = lib.SHMS_OWNS
+MEMFD: int = lib.SHMS_MEMFD
 AS_RECORDED: int = lib.SHMS_AS_RECORDED
 AS_IT_WAS: int = lib.SHMS_AS_IT_WAS
 
@@ -265,6 +266,7 @@ class Writer:
         self.n_readers = options.n_readers
         self.n_writers = options.n_writers
         self.arena: int = place[0]
+        self.place = place_of(os.fsdecode(ffi.string(lib.shms_writer_path(self._w))))
         self.damaged = [arena for arena in range(MAX_WRITERS) if place[1] >> arena & 1]
         self.groups = options.groups
         self.max_object_size = options.max_object_size
@@ -473,12 +475,13 @@ class Writer:
 class Reader:
     """One rank's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_hold", "_r", "store_id")
+    __slots__ = ("_hold", "_r", "place", "store_id")
 
     def __init__(self, box: Any) -> None:
         self._r = owned(box)
         self._hold = held(self._r)
         self.store_id: int = lib.shms_reader_store(self._r)
+        self.place = place_of(os.fsdecode(ffi.string(lib.shms_reader_path(self._r))))
 
     @classmethod
     def attach(

@@ -21,16 +21,26 @@ Verdicts = dict[int, dict[int, str]]
 
 
 def find_segments(verdicts: Verdicts | None = None, dir: Folder | None = None) -> list[SegmentInfo]:
-    """Return the segments in a folder, known by their first bytes, sorted by name; `verdicts` are kept and taken."""
-    found, folder = [], folder_of(dir)
+    """Return the segments in a folder, known by their first bytes, sorted by name; `verdicts` are kept and taken.
+
+    In the folder of a process's descriptors these are the stores without a name, each once.
+    """
+    found: dict[tuple[int, int], SegmentInfo] = {}
+    folder = folder_of(dir)
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+        names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False) or _is_memfd(entry))
     for name in names:
         with suppress(ShmStoreError, OSError, ValueError):  # gone since
             file = classify(place_of(name, folder))
             if file.state not in _NO_STORE or (file.state == "unreadable" and name.startswith(PREFIX)):
-                found.append(_info(file, verdicts))
-    return found
+                found.setdefault((file.device, file.inode), _info(file, verdicts))
+    return list(found.values())
+
+
+def _is_memfd(entry: os.DirEntry[str]) -> bool:
+    with suppress(FileNotFoundError):  # closed since
+        return entry.is_symlink() and os.readlink(entry.path).startswith("/memfd:")
+    return False
 
 
 def look_at(name: str, verdicts: Verdicts | None = None, dir: Folder | None = None) -> SegmentInfo:

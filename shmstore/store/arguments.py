@@ -13,7 +13,7 @@ from shmstore.bindings import store as native
 from shmstore.bindings.inspect import FLAGS, node_flag
 from shmstore.errors import StoreClosedError, shown
 from shmstore.namespaces import packed_text, prefix_of
-from shmstore.places import Folder, folder_of, place_of
+from shmstore.places import Folder, folder_of, place_of, place_of_descriptor
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde
 
@@ -156,14 +156,23 @@ def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
 
 
 def expected_store(
-    store: str | StoreHandle, allow_uid: int | None, argument: str, dir: Folder | None
+    store: str | StoreHandle | None,
+    allow_uid: int | None,
+    argument: str,
+    dir: Folder | None,
+    fd: int | None = None,
 ) -> tuple[str, int, int, int]:
     """Return the place, store number (or any), number of ranks (or 0) and owner that the store must have.
 
-    `dir` comes before the folder of a handle, and that before SHMSTORE_DIR. TypeError, with the name of the `argument`,
-    if it is neither a name nor a handle.
+    `dir` comes before the folder of a handle, and that before SHMSTORE_DIR; with `fd` there is no folder. TypeError,
+    with the name of the `argument`, if it is neither a name nor a handle.
     """
     uid = native.OWN_UID if allow_uid is None else int_of("allow_uid", allow_uid, 0, _MAX_UID)
+    if fd is not None:
+        place = place_of_descriptor(int_of("fd", fd, 0, 2**31 - 1))
+        if isinstance(store, str) or dir is not None:
+            raise TypeError(f"fd says which store it is, so pass no {'name' if dir is None else 'dir'} with it")
+        return (place, native.ANY_STORE, 0, uid) if store is None else (place, *_checked_handle(store)[1:], uid)
     if isinstance(store, StoreHandle):
         return *_checked_handle(store if dir is None else replace(store, dir=folder_of(dir))), uid
     if not isinstance(store, str):

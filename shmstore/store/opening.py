@@ -63,7 +63,7 @@ class Openable(Closable):
     _registered: HostMemory | None = None
 
     def __init__(
-        self, writer: native.Writer | None = None, name: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
+        self, writer: native.Writer | None = None, serde: ObjectSerde = DEFAULT_SERDE, **options: Any
     ) -> None:
         """Wrap an opened segment; callers use `open`, `create` or `recover`."""
         if not isinstance(writer, native.Writer) or options:
@@ -72,9 +72,9 @@ class Openable(Closable):
             )
         self._writer = writer
         self._serde = serde
-        self._place = name
-        folder, alone = parts_of(name)
-        self._handle = StoreHandle(alone, writer.store_id, writer.n_readers, folder)
+        self._place = writer.place
+        folder, name = parts_of(writer.place)
+        self._handle = StoreHandle(name, writer.store_id, writer.n_readers, folder)
         self._recovered = 0
         self._open = True
         self._pid = os.getpid()
@@ -101,6 +101,7 @@ class Openable(Closable):
         dir: Folder | None = None,
         mode: int = 0o600,
         gid: int | None = None,
+        memfd: bool = False,
     ) -> Self:
         """Create a store and be its writer; all the space that it may fill is reserved before this returns.
 
@@ -113,6 +114,9 @@ class Openable(Closable):
         `dir` is the folder that the store is a file of, by default that of SHMSTORE_DIR, without it /dev/shm. It should
         be a tmpfs. `mode` 0o660 lets a group use the store: `gid`, or the one that files of the folder get. Whoever
         attaches to, joins or recovers such a store, also its owner, passes the owner as `allow_uid`.
+        With `memfd` the store has no file in any folder, and lives as long as a process has it open. Its handle leads
+        to it while this process lives, in processes that see this one in /proc and may look into it; others get the
+        descriptor by `StoreHandle.send`. Nobody can change its size.
         With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
         has an arena of its own, with this capacity and number of objects, which is reserved when it is first taken. All
         find the objects of all by key, so each is stored once.
@@ -135,14 +139,16 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
-        check_bools(writes=writes)
+        check_bools(writes=writes, memfd=memfd)
         chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
         if quotas and not writes:
             raise ValueError("quotas are those of a writer's arena: with writes=False, pass them to join")
-        call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS
-        place = place_of(chosen, dir)
+        if memfd and dir is not None:
+            raise TypeError("a store with memfd=True is in no folder, so pass no dir")
+        call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS | memfd * native.MEMFD
+        place = chosen if memfd else place_of(chosen, dir)
         access = checked_access(mode, gid)
         return cls._create(place, options._replace(flags=options.flags | call), chosen_serde, limits, *access)
 
@@ -164,7 +170,7 @@ class Openable(Closable):
                 set_quotas(writer, quotas)
             _log.debug("created store %s: %d bytes for %d readers", name, options.capacity, options.n_readers)
             _warn_of_disk(parts_of(name)[0])
-            made = cls(writer, name, serde)
+            made = cls(writer, serde)
             if options.flags & native.EPHEMERAL:
                 leftovers.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
@@ -180,7 +186,7 @@ class Openable(Closable):
     @classmethod
     def join(
         cls,
-        store: str | StoreHandle,
+        handle_or_name: str | StoreHandle | None = None,
         index: int | None = None,
         *,
         keep_leases: bool = False,
@@ -188,6 +194,7 @@ class Openable(Closable):
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
         dir: Folder | None = None,
+        fd: int | None = None,
     ) -> Self:
         """Become one of the writers of a store that was created with `n_writers`.
 
@@ -196,15 +203,16 @@ class Openable(Closable):
         What is in the arena comes along, and `recovered` is the number of its objects. Its leases end, because the
         requests of the dead writer died with it; `keep_leases` keeps them, but for those on others' objects that these
         have evicted since its death. `quotas`, `allow_uid` and `dir` are those of `recover`, and so are the errors.
+        `fd` is that of `ObjectStoreReader.attach`.
         Raises WriterActiveError if the arena, or each of them, has a living writer, StoreSpaceError if nobody has taken
         it before and the folder has no room for it, and ValueError if there is no arena of that number.
         """
         chosen_serde = checked_serde(serde)
-        expected = expected_store(store, allow_uid, "store", dir)
+        expected = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         check_bools(keep_leases=keep_leases)
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
         made = cls._recover(
-            expected, chosen_serde, quotas, isinstance(store, StoreHandle), arena=arena, keep_leases=keep_leases
+            expected, chosen_serde, quotas, isinstance(handle_or_name, StoreHandle), arena=arena, keep_leases=keep_leases
         )
         if leftovers.is_ephemeral(made._place):
             leftovers.close_at_exit(made)
@@ -271,7 +279,7 @@ class Openable(Closable):
         try:
             if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
                 set_quotas(writer, limits)
-            made = cls(writer, name, serde)
+            made = cls(writer, serde)
             made._recovered = writer.count()
             for damaged in writer.damaged:
                 _log.warning(

@@ -100,7 +100,6 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
     def __init__(
         self,
         reader: native.Reader | None = None,
-        name: str = "",
         rank: int = 0,
         serde: ObjectSerde = DEFAULT_SERDE,
         **options: Any,
@@ -111,7 +110,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         self._reader = reader
         self._serde = serde
         self._hides = hides_payload(serde)
-        self._place = name
+        self._place = reader.place
         self._rank = rank
         self._registered: dict[int, HostMemory] = {}
         self._open = True
@@ -120,7 +119,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
     @classmethod
     def attach(
         cls,
-        handle_or_name: StoreHandle | str,
+        handle_or_name: StoreHandle | str | None = None,
         rank: int | None = 0,
         *,
         n_readers: int | None = None,
@@ -130,11 +129,14 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         allow_uid: int | None = None,
         finds_only: bool = False,
         dir: Folder | None = None,
+        fd: int | None = None,
     ) -> "ObjectStoreReader":
         """Attach to a store as `rank`, from 0 to n_readers - 1, or None for the first free one.
 
         No lease waits for a rank that attached with `finds_only`: it looks objects up by `find`. `dir` is the folder of
-        the store, by default the handle's; of a name that of SHMSTORE_DIR, without it /dev/shm.
+        the store, by default the handle's; of a name that of SHMSTORE_DIR, without it /dev/shm. `fd` is a descriptor of
+        the store's file, such as `StoreHandle.send` passes, instead of a folder and a name: the caller may close it
+        after this call. A handle that is passed with it says which store it must be.
 
         The store must have `n_readers` ranks, if they are given: LayoutMismatchError.
         With `wait`, waits so many seconds for a store that is not there yet or is being created. The first call of this
@@ -160,9 +162,10 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                 allow_uid=allow_uid,
                 finds_only=finds_only,
                 dir=dir,
+                fd=fd,
             )
         chosen_serde = checked_serde(serde)
-        name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir)
+        name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
         rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
@@ -186,10 +189,10 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             if isinstance(error, ShmStoreError):
                 raise
             raise (refusals.other_ranks(name, ranks) if ranks else refusals.there_is_no("rank", rank, name)) from None
-        return cls(reader, name, rank, chosen_serde)
+        return cls(reader, rank, chosen_serde)
 
     @classmethod
-    def _attach_free(cls, handle_or_name: StoreHandle | str, **options: Any) -> "ObjectStoreReader":
+    def _attach_free(cls, handle_or_name: StoreHandle | str | None, **options: Any) -> "ObjectStoreReader":
         """Attach as the first rank that no process has; RankInUseError if all are taken."""
         taken = 0
         while True:
@@ -201,7 +204,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                 if not taken or isinstance(error, ShmStoreError):
                     raise
                 break
-        place = expected_store(handle_or_name, None, "handle_or_name", options["dir"])[0]
+        place = expected_store(handle_or_name, None, "handle_or_name", options["dir"], options["fd"])[0]
         raise refusals.all_in_use(place, taken)
 
     def __repr__(self) -> str:

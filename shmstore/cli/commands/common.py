@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from shmstore.cli.command import EXIT_WRONG
-from shmstore.places import DIRECTORY, VARIABLE
+from shmstore.places import DIRECTORY, VARIABLE, descriptors_of
 
 if TYPE_CHECKING:
     from shmstore.inspect.records import StoreFacts
@@ -115,18 +115,30 @@ def store_argument(text: str) -> str:
     return os.path.abspath(text) if "/" in text[1:] else text.removeprefix("/")
 
 
+def _descriptors(pid: str) -> str:
+    """Return the folder of a process's descriptors: an argparse type."""
+    folder = descriptors_of(pid)
+    if not (pid.isdecimal() and os.access(folder, os.R_OK)):
+        raise argparse.ArgumentTypeError(f"{pid!r} is not the number of a process that this user may look into")
+    return folder
+
+
 def add_name(parser: argparse.ArgumentParser) -> None:
     """Add the argument NAME."""
     what = "the store's name, as in `shmstore ls`, or its file; the file of a name that starts with a dash"
     parser.add_argument("name", metavar="NAME", type=store_argument, help=what)
-    add_dir(parser)
+    add_dir(parser, or_pid=True)
 
 
-def add_dir(parser: argparse.ArgumentParser) -> None:
-    """Add `--dir`."""
-    parser.add_argument(
+def add_dir(parser: argparse.ArgumentParser, or_pid: bool = False) -> None:
+    """Add `--dir`, and for commands that only look `--pid`: the folder of a process's descriptors."""
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument(
         "--dir", metavar="DIR", help=f"the folder of the stores (default: {VARIABLE}, without it {DIRECTORY})"
     )
+    if or_pid:
+        what = "look at the stores without a name (memfd=True) that this process has open; `ls` says their numbers"
+        places.add_argument("--pid", metavar="PID", dest="dir", type=_descriptors, help=what)
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:

@@ -41,7 +41,7 @@ def _row(info: SegmentInfo) -> list[str]:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_dir(parser)
+    add_dir(parser, or_pid=True)
     add_json(parser)
 
 

@@ -330,7 +330,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
     add_json(form)
-    add_dir(parser)
+    add_dir(parser, or_pid=True)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,212 @@
+"""Stores that are reached by a descriptor: passed over a socket, and memory that no folder names."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmstore import Claim, ObjectStoreReader, ObjectStoreWriter, StoreHandle
+from shmstore.cli.main import main
+from shmstore.errors import LayoutMismatchError, RankInUseError, StoreNotFoundError, WriterActiveError
+from tests.support import SHM, Child, Signal, Stores, in_child, raises, segments
+
+VALUE = np.arange(1000)
+
+
+def received(connection: socket.socket) -> tuple[StoreHandle, int]:
+    """What StoreHandle.send has sent, as the docstring says that one gets it."""
+    data, descriptors, *_ = socket.recv_fds(connection, 65536, 1)
+    return StoreHandle.from_json(data.decode()), descriptors[0]
+
+
+def passed(handle: StoreHandle) -> tuple[StoreHandle, int]:
+    here, there = socket.socketpair()
+    with here, there:
+        handle.send(here)
+        return received(there)
+
+
+def openings() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("memfd", [False, True])
+def test_a_passed_descriptor_is_all_that_another_process_needs(memfd: bool, stores: Stores) -> None:
+    options: dict[str, Any] = {"memfd": True} if memfd else {}
+    writer = stores.create(n_readers=2, n_writers=2, **options)
+    writer.put("a", VALUE)
+    here, there = socket.socketpair()
+    claimed, looked = Signal(), Signal()
+
+    def child() -> None:
+        handle, fd = received(there)
+        with ObjectStoreReader.attach(handle, rank=None, fd=fd, wait=1) as reader, ObjectStoreWriter.join(fd=fd) as other:
+            os.close(fd)  # nothing needs it any longer
+            with reader.find("a") as found:
+                assert np.array_equal(VALUE, reader.get(found.ref))
+            with reader.find_or_claim("b") as claim:
+                assert isinstance(claim, Claim)
+                claimed.send()
+                looked.wait()
+                other.cancel(other.put("b", VALUE))
+            assert other.index == 1
+
+    writer.handle.send(here)
+    with here, there:
+        process = Child(child)
+        claimed.wait()
+        assert writer.claimed("b")
+        looked.send()
+        process.join()
+    claimed.close()
+    looked.close()
+    assert writer.is_cached("b")
+    writer.close(unlink=True)
+    assert not segments()
+
+
+def test_the_openings_of_one_descriptor_exclude_each_other(stores: Stores) -> None:
+    writer = stores.create(memfd=True, n_readers=2, n_writers=2)
+    handle, fd = passed(writer.handle)
+    stores.attach(handle, 0)
+    with raises(RankInUseError, ["0"]):
+        ObjectStoreReader.attach(handle, 0, fd=fd)
+    other = stores.keep(ObjectStoreWriter.join(fd=fd))
+    with raises(WriterActiveError):
+        ObjectStoreWriter.join(fd=fd)
+    with other.find_or_claim("a") as claim:
+        assert isinstance(claim, Claim)
+        assert in_child(lambda: ObjectStoreReader.attach(handle, 1, fd=fd).find_or_claim("a")) is None
+    os.close(fd)
+
+
+def test_a_writer_that_was_killed_is_followed_by_descriptor(stores: Stores) -> None:
+    owner = stores.create(memfd=True, writes=False, n_readers=1)
+    stored = Signal()
+
+    def first() -> None:
+        writer = ObjectStoreWriter.join(owner.handle)
+        writer.put("a", VALUE)
+        stored.send()
+        Signal().wait()
+
+    child = Child(first)
+    try:
+        stored.wait()
+        with raises(WriterActiveError):
+            ObjectStoreWriter.join(owner.handle)
+    finally:
+        child.kill()
+        stored.close()
+    following = stores.keep(ObjectStoreWriter.join(owner.handle))
+    assert following.recovered == 1
+    reader = stores.attach(owner.handle)
+    with reader.find("a") as found:
+        assert np.array_equal(VALUE, reader.get(found.ref))
+
+
+def test_memory_without_a_name_is_in_no_folder_keeps_its_size_and_goes_with_its_processes(stores: Stores) -> None:
+    before, descriptors = set(SHM.iterdir()), openings()
+    writer = stores.create(memfd=True, name="own")
+    assert "own" not in {path.name for path in set(SHM.iterdir()) - before}
+    fd = os.open(writer.handle.path, os.O_RDWR)
+    for size in (0, 1 << 30):
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)
+    os.close(fd)
+    reader = stores.attach(writer)
+    reader.get(writer.put("a", VALUE))
+    path = writer.handle.path
+    writer.close()
+    with raises(StoreNotFoundError):
+        ObjectStoreReader.attach(writer.handle)
+    reader.close()
+    assert (descriptors, False) == (openings(), Path(path).exists())
+
+
+def test_a_namespace_of_its_own_shares_a_store_by_descriptor(stores: Stores) -> None:
+    writer = stores.create(n_readers=1)
+    ref = writer.put("a", VALUE)
+    program = """
+import os, socket, sys
+from shmstore import ObjectRef, ObjectStoreReader, StoreHandle
+assert os.listdir("/dev/shm") == []
+data, (fd,), *_ = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 65536, 1)
+with ObjectStoreReader.attach(StoreHandle.from_json(data.decode()), fd=fd) as reader:
+    print(reader.get(ObjectRef.from_bytes(bytes.fromhex(sys.argv[2]))).sum())
+"""
+    isolate = ["unshare", "--mount", "--pid", "--ipc", "--net", "--fork", "--mount-proc", "sh", "-c"]
+    if subprocess.run([*isolate, "mount -t tmpfs tmpfs /dev/shm"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no namespaces with mounts of their own")
+    here, there = socket.socketpair()
+    with here, there:
+        writer.handle.send(here)
+        shell = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+        arguments = [sys.executable, "-c", program, str(there.fileno()), ref.to_bytes().hex()]
+        run = [*isolate, shell, "sh", *arguments]
+        said = subprocess.run(run, pass_fds=[there.fileno()], stdout=subprocess.PIPE, check=True, timeout=60).stdout
+    assert int(said) == VALUE.sum()
+
+
+def test_the_commands_look_at_memory_without_a_name(stores: Stores, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = stores.create(memfd=True)
+    writer.put("a", VALUE)
+    stores.attach(writer).find("a")  # opens it twice more
+    pid = ["--pid", str(os.getpid())]
+    assert main(["ls", *pid]) == 0
+    assert 1 == capsys.readouterr().out.count("alive")
+    for command in (["dump"], ["verify"], ["verify", "--quick"], ["top", "--iterations", "1"]):
+        assert main([*command, writer.name, *pid]) == 0
+        assert writer.name in capsys.readouterr().out
+    for wrong in ("x", "-1", str(2**22 + 1)):
+        assert main(["ls", "--pid", wrong]) == 2
+
+
+@pytest.mark.parametrize("call", [ObjectStoreReader.attach, ObjectStoreWriter.join])
+def test_what_is_wrong_with_a_descriptor_is_said(call: Callable[..., Any], stores: Stores, tmp_path: Path) -> None:
+    writer = stores.create(memfd=True, n_writers=2)
+    other = stores.create()
+    handle, fd = passed(writer.handle)
+    reading, writing = os.pipe()
+    descriptors = openings()
+    for wrong in ({"handle_or_name": "name"}, {"dir": "/tmp"}):
+        with raises(TypeError, ["fd"]):
+            call(fd=fd, **wrong)
+    for kind in (True, "3"):
+        with raises(TypeError, ["fd"]):
+            call(fd=kind)
+    for number in (-1, 1 << 20):
+        with raises(ValueError, ["fd"]):
+            call(fd=number)
+    with raises(StoreNotFoundError):
+        call(other.handle, fd=fd)
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(bytes(8192))
+        file.flush()
+        for no_store in (file.fileno(), reading, writing):
+            with raises(LayoutMismatchError):
+                call(fd=no_store)
+    with raises(TypeError, ["handle_or_name"]):
+        call()
+    assert descriptors == openings()
+    for each in (fd, reading, writing):
+        os.close(each)
+
+
+def test_memory_without_a_name_takes_no_folder() -> None:
+    with raises(TypeError, ["dir"]):
+        ObjectStoreWriter.create(capacity=4096, n_readers=1, memfd=True, dir="/dev/shm")
+
+
+def test_a_store_that_is_gone_is_not_sent(stores: Stores) -> None:
+    writer = stores.create()
+    writer.close(unlink=True)
+    here, there = socket.socketpair()
+    with here, there, raises(StoreNotFoundError):
+        writer.handle.send(here)
