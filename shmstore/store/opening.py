@@ -62,11 +62,9 @@ class Openable(Closable):
     _claims: Claims | None = None
     _registered: HostMemory | None = None
 
-    def __init__(
-        self, writer: native.Writer | None = None, serde: ObjectSerde = DEFAULT_SERDE, **options: Any
-    ) -> None:
+    def __init__(self, writer: native.Writer | None = None, serde: ObjectSerde = DEFAULT_SERDE, **options: Any) -> None:
         """Wrap an opened segment; callers use `open`, `create` or `recover`."""
-        if not isinstance(writer, native.Writer) or options:
+        if not isinstance(writer, native.Writer) or more or options:
             raise TypeError(
                 "an ObjectStoreWriter is made by ObjectStoreWriter.open(...), .create(...) or .recover(name)"
             )
@@ -211,9 +209,8 @@ class Openable(Closable):
         expected = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         check_bools(keep_leases=keep_leases)
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
-        made = cls._recover(
-            expected, chosen_serde, quotas, isinstance(handle_or_name, StoreHandle), arena=arena, keep_leases=keep_leases
-        )
+        by_handle = isinstance(handle_or_name, StoreHandle)
+        made = cls._recover(expected, chosen_serde, quotas, by_handle, arena=arena, keep_leases=keep_leases)
         if leftovers.is_ephemeral(made._place):
             leftovers.close_at_exit(made)
         return made

@@ -102,10 +102,11 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         reader: native.Reader | None = None,
         rank: int = 0,
         serde: ObjectSerde = DEFAULT_SERDE,
+        *more: Any,
         **options: Any,
     ) -> None:
         """Wrap an opened segment; callers use `attach`."""
-        if not isinstance(reader, native.Reader) or options:
+        if not isinstance(reader, native.Reader) or more or options:
             raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
         self._reader = reader
         self._serde = serde

@@ -55,13 +55,13 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRACT: dict[Callable[..., Any], str] = {
     ObjectStoreWriter.create: "(name=None, *, capacity, n_readers, groups=None, n_writers=1, writes=True, "
     "max_object_size=None, max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, "
-    "checksums=False, quotas=None, serde=None, dir=None, mode=384, gid=None)",
+    "checksums=False, quotas=None, serde=None, dir=None, mode=384, gid=None, memfd=False)",
     ObjectStoreWriter.open: "(name, *, capacity, n_readers, groups=None, n_writers=1, max_object_size=None, "
     "max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, checksums=False, "
     "quotas=None, serde=None, on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0, dir=None)",
     ObjectStoreWriter.recover: "(name, *, quotas=None, serde=None, allow_uid=None, dir=None)",
-    ObjectStoreWriter.join: "(store, index=None, *, keep_leases=False, quotas=None, serde=None, "
-    "allow_uid=None, dir=None)",
+    ObjectStoreWriter.join: "(handle_or_name=None, index=None, *, keep_leases=False, quotas=None, serde=None, "
+    "allow_uid=None, dir=None, fd=None)",
     ObjectStoreWriter.put: "(self, key, value, *, hold=False, group=None, kind=None, namespace=None, timeout=0.0, "
     "unless_stored=False)",
     ObjectStoreWriter.begin: "(self, key, template, *, kind=None, namespace=None, timeout=0.0, unless_stored=False)",
@@ -82,8 +82,8 @@ CONTRACT: dict[Callable[..., Any], str] = {
     ObjectStoreWriter.stats: "(self)",
     ObjectStoreWriter.close: "(self, unlink=None)",
     ObjectStoreWriter.unlink: "(name, *, dir=None)",
-    ObjectStoreReader.attach: "(handle_or_name, rank=0, *, n_readers=None, wait=None, on_takeover=None, serde=None, "
-    "allow_uid=None, finds_only=False, dir=None)",
+    ObjectStoreReader.attach: "(handle_or_name=None, rank=0, *, n_readers=None, wait=None, on_takeover=None, serde=None, "
+    "allow_uid=None, finds_only=False, dir=None, fd=None)",
     ObjectStoreReader.find: "(self, key, *, namespace=None)",
     ObjectStoreReader.has: "(self, key, *, namespace=None)",
     ObjectStoreReader.get: "(self, ref, copy=False, *, private=False, device=None, stream=None)",
@@ -382,17 +382,17 @@ def test_the_handle_of_a_store_that_was_replaced_finds_nothing_and_disturbs_nobo
     old.close()
     new = stores.create(8192, n_readers=1, name=old.name)
     new.put("promised", 1)
-    with pytest.raises(StoreNotFoundError, match="now another store's"):
+    with pytest.raises(StoreNotFoundError, match="now another store"):
         ObjectStoreReader.attach(old.handle)
     crowd(new)
     assert "promised" in new, "the rank counts as dead after an attachment that was none of its"
     stores.attach(new)
-    with pytest.raises(StoreNotFoundError, match="now another store's"):
+    with pytest.raises(StoreNotFoundError, match="now another store"):
         ObjectStoreReader.attach(old.handle)
-    with pytest.raises(StoreNotFoundError, match="now another store's"):
+    with pytest.raises(StoreNotFoundError, match="now another store"):
         ObjectStoreWriter.recover(old.handle)
     new.close(unlink=False)
-    with pytest.raises(StoreNotFoundError, match="now another store's"):
+    with pytest.raises(StoreNotFoundError, match="now another store"):
         ObjectStoreWriter.recover(old.handle)
     assert "promised" in stores.recover(new.handle)
 

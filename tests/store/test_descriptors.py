@@ -32,6 +32,11 @@ def passed(handle: StoreHandle) -> tuple[StoreHandle, int]:
         return received(there)
 
 
+def has(reader: ObjectStoreReader, key: str) -> bool:
+    found = reader.find(key)
+    return found is not None and np.array_equal(VALUE, reader.get(found.ref))
+
+
 def openings() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -46,12 +51,15 @@ def test_a_passed_descriptor_is_all_that_another_process_needs(memfd: bool, stor
 
     def child() -> None:
         handle, fd = received(there)
-        with ObjectStoreReader.attach(handle, rank=None, fd=fd, wait=1) as reader, ObjectStoreWriter.join(fd=fd) as other:
+        with (
+            ObjectStoreReader.attach(handle, rank=None, fd=fd, wait=1) as reader,
+            ObjectStoreWriter.join(fd=fd) as other,
+        ):
             os.close(fd)  # nothing needs it any longer
-            with reader.find("a") as found:
-                assert np.array_equal(VALUE, reader.get(found.ref))
-            with reader.find_or_claim("b") as claim:
-                assert isinstance(claim, Claim)
+            assert has(reader, "a")
+            claim = reader.find_or_claim("b")
+            assert isinstance(claim, Claim)
+            with claim:
                 claimed.send()
                 looked.wait()
                 other.cancel(other.put("b", VALUE))
@@ -80,8 +88,9 @@ def test_the_openings_of_one_descriptor_exclude_each_other(stores: Stores) -> No
     other = stores.keep(ObjectStoreWriter.join(fd=fd))
     with raises(WriterActiveError):
         ObjectStoreWriter.join(fd=fd)
-    with other.find_or_claim("a") as claim:
-        assert isinstance(claim, Claim)
+    claim = other.find_or_claim("a")
+    assert isinstance(claim, Claim)
+    with claim:
         assert in_child(lambda: ObjectStoreReader.attach(handle, 1, fd=fd).find_or_claim("a")) is None
     os.close(fd)
 
@@ -106,9 +115,7 @@ def test_a_writer_that_was_killed_is_followed_by_descriptor(stores: Stores) -> N
         stored.close()
     following = stores.keep(ObjectStoreWriter.join(owner.handle))
     assert following.recovered == 1
-    reader = stores.attach(owner.handle)
-    with reader.find("a") as found:
-        assert np.array_equal(VALUE, reader.get(found.ref))
+    assert has(stores.attach(owner.handle), "a")
 
 
 def test_memory_without_a_name_is_in_no_folder_keeps_its_size_and_goes_with_its_processes(stores: Stores) -> None:
@@ -172,7 +179,7 @@ def test_the_commands_look_at_memory_without_a_name(stores: Stores, capsys: pyte
 def test_what_is_wrong_with_a_descriptor_is_said(call: Callable[..., Any], stores: Stores, tmp_path: Path) -> None:
     writer = stores.create(memfd=True, n_writers=2)
     other = stores.create()
-    handle, fd = passed(writer.handle)
+    _, fd = passed(writer.handle)
     reading, writing = os.pipe()
     descriptors = openings()
     for wrong in ({"handle_or_name": "name"}, {"dir": "/tmp"}):

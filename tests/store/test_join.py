@@ -164,14 +164,14 @@ def test_only_the_store_of_the_handle_is_joined(stores: Stores) -> None:
 
 
 def test_what_is_neither_a_name_nor_a_handle_is_refused_by_its_argument(stores: Stores) -> None:
-    with pytest.raises(TypeError, match=r"^store must be a str or a StoreHandle, not NoneType"):
-        ObjectStoreWriter.join(None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"store must be .*, not ObjectStoreWriter; pass its handle"):
+    with pytest.raises(TypeError, match=r"^handle_or_name must be a str or a StoreHandle, not NoneType"):
+        ObjectStoreWriter.join(None)
+    with pytest.raises(TypeError, match=r"handle_or_name must be .*, not ObjectStoreWriter; pass its handle"):
         ObjectStoreWriter.join(stores.create(**OPTIONS))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^name must be a str or a StoreHandle"):
         ObjectStoreWriter.recover(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="handle_or_name must be a str or a StoreHandle"):
-        ObjectStoreReader.attach(None)  # type: ignore[arg-type]
+        ObjectStoreReader.attach(None)
 
 
 def test_quotas_are_those_of_an_arena(stores: Stores) -> None:
