@@ -62,7 +62,9 @@ class Openable(Closable):
     _claims: Claims | None = None
     _registered: HostMemory | None = None
 
-    def __init__(self, writer: native.Writer | None = None, serde: ObjectSerde = DEFAULT_SERDE, **options: Any) -> None:
+    def __init__(
+        self, writer: native.Writer | None = None, serde: ObjectSerde = DEFAULT_SERDE, *more: Any, **options: Any
+    ) -> None:
         """Wrap an opened segment; callers use `open`, `create` or `recover`."""
         if not isinstance(writer, native.Writer) or more or options:
             raise TypeError(

@@ -82,8 +82,8 @@ CONTRACT: dict[Callable[..., Any], str] = {
     ObjectStoreWriter.stats: "(self)",
     ObjectStoreWriter.close: "(self, unlink=None)",
     ObjectStoreWriter.unlink: "(name, *, dir=None)",
-    ObjectStoreReader.attach: "(handle_or_name=None, rank=0, *, n_readers=None, wait=None, on_takeover=None, serde=None, "
-    "allow_uid=None, finds_only=False, dir=None, fd=None)",
+    ObjectStoreReader.attach: "(handle_or_name=None, rank=0, *, n_readers=None, wait=None, on_takeover=None, "
+    "serde=None, allow_uid=None, finds_only=False, dir=None, fd=None)",
     ObjectStoreReader.find: "(self, key, *, namespace=None)",
     ObjectStoreReader.has: "(self, key, *, namespace=None)",
     ObjectStoreReader.get: "(self, ref, copy=False, *, private=False, device=None, stream=None)",
