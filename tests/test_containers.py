@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -120,6 +121,32 @@ def test_the_probes_are_commands_that_exist_and_ask_about_this_store(manifest: M
             assert ("shmstore", "verify", True) == (program, parsed.command.name, parsed.quick)
             assert one.environment["STORE_NAME"] == parsed.name
         assert all(seconds >= 5 for seconds in one.timeouts)
+
+
+def test_two_pods_share_a_folder_that_the_strictest_pod_security_admits_and_that_holds_their_store() -> None:
+    text = (ROOT / "examples/containers/two-pods.yaml").read_text(encoding="utf-8")
+    volume, claim, deployment = yaml.safe_load_all(text)
+    pods = deployment["spec"]["template"]["spec"]
+    (container,) = pods["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+
+    sources = {one["name"]: {key for key in one if key != "name"} for one in pods["volumes"]}
+    assert {"store": {"persistentVolumeClaim"}, "shm": {"emptyDir"}} == sources
+    assert {"name": "SHMSTORE_DIR", "value": mounts["store"]} in container["env"]
+    assert mounts["shm"] == DIRECTORY
+    assert not {"fsGroup", "supplementalGroups"} & set(pods["securityContext"])
+
+    assert volume["metadata"]["name"] == claim["spec"]["volumeName"]
+    assert claim["metadata"]["name"] == pods["volumes"][0]["persistentVolumeClaim"]["claimName"]
+    assert ["ReadWriteOnce"] == volume["spec"]["accessModes"] == claim["spec"]["accessModes"]
+    assert f"\ntmpfs {volume['spec']['local']['path']} tmpfs " in GUIDE
+
+    options = json.loads(container["command"][-1])["ec_connector_extra_config"]
+    assert deployment["spec"]["replicas"] == options["engines"]
+    engine = space(int(options["capacity_gb"] * 2**30), 64, 0, 0)[0]
+    assert options["engines"] * engine <= parse_size(volume["spec"]["capacity"]["storage"])
+    assert options["engines"] * engine <= parse_size(claim["spec"]["resources"]["requests"]["storage"])
+    assert engine < parse_size(container["resources"]["limits"]["memory"])
 
 
 def test_the_guides_sizes_are_those_of_the_code() -> None:
