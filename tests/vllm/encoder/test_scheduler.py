@@ -258,6 +258,18 @@ def test_without_single_flight_nobody_waits_or_claims(host: Host) -> None:
     assert (1, 1) == (one.encodes, two.encodes)
 
 
+def test_nobody_waits_for_an_engine_that_only_reads_once_it_has_noticed(host: Host) -> None:
+    host.engine(engines=1)
+    reads = host.engine(engines=1)
+    claims: list[bool] = []
+    reads.during = lambda: claims.append(host.claimed(reads, 1) or host.claimed(reads, 2))
+    for picture in (1, 2):
+        reads.ask(f"r{picture}", picture, tokens=1)
+        reads.run()
+    assert ([True, False], 2) == (claims, reads.encodes)
+    assert 2 == reads.figures["unstored"]
+
+
 def test_an_empty_step_in_which_a_request_waits_takes_its_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
     monkeypatch.setattr("time.sleep", rests.append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,12 @@ def test_this_vllm_is_known_and_another_is_refused(config: Any, monkeypatch: pyt
         ({"engines": 1.5}, "engines"),
         ({"readers": -1}, "readers"),
         ({"quota_gb": 0}, "quota_gb"),
+        ({"engines": 65}, "engines"),
+        ({"readers": 257}, "readers"),
+        ({"capacity_gb": 1e5}, "capacity_gb"),
+        ({"capacity_gb": math.inf}, "capacity_gb"),
+        ({"wait_s": -5.0}, "wait_s"),
+        ({"wait_s": math.nan}, "wait_s"),
         ({"single_flight": 1}, "single_flight"),
         ({"read": "until_step"}, "read"),
         ({"capacity": 16}, "capacity"),

@@ -9,6 +9,7 @@ import os
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 from shmstore import device
 from shmstore.errors import RankInUseError, StoreNotFoundError
 from shmstore.integrations.vllm.encoder import attaching, worker
-from shmstore.integrations.vllm.encoder.messages import Step
+from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.integrations.vllm.encoder.worker import WorkerSide
 from shmstore.integrations.vllm.shared import KIND
@@ -191,6 +192,8 @@ def test_one_engine_more_than_the_store_has_parts_only_reads(make: Worker, caplo
     assert any("none are stored" in record.message for record in caplog.records)
     assert reader(more).has("a/1", namespace="scope")
     assert not reader(more).has("b/1", namespace="scope")
+    assert Report(Counter(stored=1, stored_bytes=4)) == first.report()
+    assert Report(Counter(unstored=1)) == more.report()
 
 
 def test_a_later_engine_takes_the_store_as_it_is_and_the_log_of_vllm_says_what_differs(make: Worker) -> None:

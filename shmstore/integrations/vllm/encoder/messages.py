@@ -19,6 +19,7 @@ FIGURES = {
     "stored": "Encoder outputs stored",
     "stored_bytes": "Bytes of encoder outputs stored",
     "refused": "Encoder outputs that the store did not take, because it was full or they were too large",
+    "unstored": "Encoder outputs of an engine that only reads, because as many others store as the store has parts",
 }
 """The counters, and what they count."""
 

@@ -204,8 +204,9 @@ class SchedulerSide:
         return step
 
     def count(self, report: Report) -> None:
-        """Add what the first worker has counted."""
+        """Add what the first worker has counted. If it only reads, nobody waits for what this engine makes."""
         self._figures += report.figures
+        self._claims = self._claims and not report.figures["unstored"]
 
     def figures(self) -> Counter[str]:
         """Return what was counted since the last call."""

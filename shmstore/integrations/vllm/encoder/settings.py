@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, PositiveFloat, PositiveInt, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 START = 600.0
 """Seconds within which the store must be there: whoever makes it reserves some GiB a second."""
 
+_Gib = Annotated[float, Field(gt=0, le=2**14, allow_inf_nan=False)]
+_Engines = Annotated[int, Field(ge=1, le=64)]
+_Readers = Annotated[int, Field(ge=1, le=256)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _EXAMPLE = '{"store": "mm-encoder", "capacity_gb": 16}, and other options as in the guide on encoder outputs'
 
 
@@ -19,21 +23,21 @@ class Settings:
 
     store: str
     """The store's name; engines with the same name share it."""
-    capacity_gb: PositiveFloat
+    capacity_gb: _Gib
     """The space of each engine that stores, in GiB, which is reserved in shared memory when it starts."""
     dir: str | None = None
     """The folder of the store, as this engine sees it; by default that of SHMSTORE_DIR, without it /dev/shm."""
-    engines: PositiveInt = 8
+    engines: _Engines = 8
     """How many engines may store at a time; more of them only read."""
-    readers: PositiveInt = 64
+    readers: _Readers = 64
     """How many processes may read: of each engine its scheduler and its first stage's workers."""
-    quota_gb: PositiveFloat | None = None
+    quota_gb: _Gib | None = None
     """The limit for encoder outputs, if the store is shared with something else; by default the capacity."""
     read: Literal["copy", "views"] = "copy"
     """Whether a worker's own encoder cache holds copies, or read-only views that pin their place in the store."""
     single_flight: bool = True
     """Whether an engine waits for an output that another one is making."""
-    wait_s: float = 30.0
+    wait_s: _Seconds = 30.0
     """Seconds after a request's first wait in which it waits again; then its engine encodes what is missing."""
     share_uuids: bool = False
     """Whether items that a client has named itself are shared, too: see the guide."""

@@ -84,10 +84,12 @@ class WorkerSide:
         self._pool = ThreadPoolExecutor(1, "shmstore-copies")  # since no step may follow the one that has begun a copy
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
+        self._only_reads = False
         self._file: int | None = None
         if get_pp_group().is_first_rank:
             if stores and get_tp_group().rank_in_group == 0:
                 self._writer = open_store(settings)
+                self._only_reads = self._writer is None
                 if self._writer is not None:
                     self._file = _file_of(self._writer)
                     if device == "cuda":
@@ -111,7 +113,11 @@ class WorkerSide:
     def save(self, step: Step, identifier: str, output: Any) -> None:
         """Store an output that the scheduler wants stored."""
         key = step.saves.get(identifier)
-        if self._writer is None or key is None:
+        if key is None:
+            return
+        if self._writer is None:
+            if self._only_reads:
+                self._figures["unstored"] += 1
             return
         if _file_of(self._writer) != self._file:
             self._warn(
