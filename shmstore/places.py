@@ -53,6 +53,14 @@ def descriptors_of(pid: str) -> str:
     return f"/proc/{pid}/fd"
 
 
+def seen_by_others(folder: str) -> str:
+    """Return the folder as other processes see it: that of this process's descriptors has its number."""
+    if folder == descriptors_of("self"):
+        with suppress(OSError):
+            return descriptors_of(os.readlink("/proc/self"))  # as /proc numbers it, which may be of a namespace outside
+    return folder
+
+
 def path_of(place: str) -> str:
     """Return the path of a store's file."""
     return os.path.join(DIRECTORY, place)

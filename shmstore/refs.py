@@ -2,12 +2,13 @@
 
 import json
 import os
+import stat
 import struct
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shmstore.errors import StaleRefError, StoreNotFoundError, listed, shown
+from shmstore.errors import ForeignStoreError, StaleRefError, StoreNotFoundError, listed, shown
 from shmstore.places import DIRECTORY
 
 if TYPE_CHECKING:
@@ -145,20 +146,32 @@ class StoreHandle:
     def send(self, connection: "socket") -> None:
         """Send the handle and a descriptor of the store over a Unix socket, to a process that shares no folder.
 
-        The other one gets both by `socket.recv_fds(connection, 65536, 1)`: the handle as `to_json` makes it, and the
-        `fd` for `attach` and `join`. It needs the rights on the store that it would need in a folder. Raises
-        StoreNotFoundError if the store is gone.
+        The other one gets both by `socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)`: the handle as
+        `to_json` makes it, and the `fd` for `attach` and `join`. It needs the rights on the store that it would need in
+        a folder. Raises StoreNotFoundError if the store is gone, and ForeignStoreError if this process may not open it.
         """
         from socket import send_fds  # 2 ms, for few
 
+        link = 0 if self.dir.startswith("/proc/") else os.O_NOFOLLOW  # a descriptor is a link to the memory
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise StoreNotFoundError(f"the store is gone: there is no {shown(self.path)}") from None
+            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | link)
+        except PermissionError:
+            raise ForeignStoreError from None
+        except OSError:
+            raise StoreNotFoundError(f"the store is gone: there is no file {shown(self.path)}") from None
         try:
+            if not self._is_of(fd):
+                raise StoreNotFoundError(f"the store is gone: {shown(self.path)} is another file")
             send_fds(connection, [self.to_json().encode()], [fd])
         finally:
             os.close(fd)
+
+    def _is_of(self, fd: int) -> bool:
+        """Return whether the file begins as this store does, whose number is in its superblock."""
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return False
+        head = os.pread(fd, 4096, 0)
+        return head.startswith(b"SHMSTOR1") and self.store_id.to_bytes(8, "little") in head
 
     def to_json(self) -> str:
         """Return the handle as one line of JSON."""

@@ -137,12 +137,13 @@ def test_two_pods_share_a_folder_that_the_strictest_pod_security_admits_and_that
     assert not {"fsGroup", "supplementalGroups"} & set(pods["securityContext"])
 
     assert volume["metadata"]["name"] == claim["spec"]["volumeName"]
+    assert claim["metadata"]["name"] == volume["spec"]["claimRef"]["name"]
     assert claim["metadata"]["name"] == pods["volumes"][0]["persistentVolumeClaim"]["claimName"]
     assert ["ReadWriteOnce"] == volume["spec"]["accessModes"] == claim["spec"]["accessModes"]
     assert f"\ntmpfs {volume['spec']['local']['path']} tmpfs " in GUIDE
 
     options = json.loads(container["command"][-1])["ec_connector_extra_config"]
-    assert deployment["spec"]["replicas"] == options["engines"]
+    assert (options["engines"], "Recreate") == (deployment["spec"]["replicas"], deployment["spec"]["strategy"]["type"])
     engine = space(int(options["capacity_gb"] * 2**30), 64, 0, 0)[0]
     assert options["engines"] * engine <= parse_size(volume["spec"]["capacity"]["storage"])
     assert options["engines"] * engine <= parse_size(claim["spec"]["resources"]["requests"]["storage"])

@@ -31,7 +31,7 @@ int shms_inspector_open(shms_inspector **out, const char *name) {
     struct shms_inspector *i = calloc(1, sizeof *i);
     if (!i)
         return SHMS_ENOMEM;
-    int rc = shms_segment_open(&i->seg, name, SHMS_ROLE_INSPECTOR);
+    int rc = shms_segment_open(&i->seg, name, SHMS_ROLE_INSPECTOR, NULL);
     if (rc == SHMS_OK && shms_segment_lacks(&i->seg)) {
         shms_segment_close(&i->seg);
         rc = SHMS_ESPARSE;

@@ -52,7 +52,7 @@ int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const
         return SHMS_ENOMEM;
     r->rank = rank;
     r->finds = expected && expected->finds;
-    int rc = shms_segment_open(&r->seg, name, (int)rank);
+    int rc = shms_segment_open(&r->seg, name, (int)rank, expected);
     if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r))))
         shms_segment_close(&r->seg);
     if (rc) {
@@ -372,7 +372,7 @@ uint64_t shms_reader_data(const shms_reader *r, uint32_t arena, uint64_t *size) 
 
 uint64_t shms_reader_pid(const char *name, uint32_t rank) {
     shms_segment seg;
-    if (shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR))
+    if (shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR, NULL))
         return 0;
     uint64_t pid = rank < seg.layout.n_readers ? shms_get(&shms_segment_reader(&seg, rank)->pid) : 0;
     shms_segment_close(&seg);

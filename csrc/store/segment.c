@@ -72,6 +72,17 @@ static uint64_t unit_of(const struct statfs *fs) {
     return (uint32_t)fs->f_type == HUGETLBFS ? (uint64_t)fs->f_bsize : page_size();
 }
 
+/* Do other hosts have the files, too? Then locks may hold between hosts, and memory does not. */
+static bool is_remote(const struct statfs *fs) {
+    static const uint32_t kinds[] = {
+        0x6969,     0x517b,     0xff534d42, 0xfe534d42, 0x00c36400,
+        0x0bd00bd0, 0x47504653, 0x01021997, 0x65735546}; /* NFS, SMB, CIFS, SMB2, Ceph, Lustre, GPFS, 9p, FUSE */
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if ((uint32_t)fs->f_type == kinds[i])
+            return true;
+    return false;
+}
+
 /* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
 static bool is_segment_fd(const shms_segment *seg, int fd) {
     struct stat st;
@@ -102,7 +113,12 @@ static void fork_child(void) {
 static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork_child); }
 
 /* Is the path a descriptor's? Then it is a link, which leads to the file also where no folder does. */
-static bool by_descriptor(const shms_segment *seg) { return strncmp(seg->path, "/proc/", 6) == 0; }
+static bool by_descriptor(const shms_segment *seg) {
+    int end = 0;
+    if (sscanf(seg->path, "/proc/self/fd/%*u%n", &end) == EOF || !end)
+        sscanf(seg->path, "/proc/%*u/fd/%*u%n", &end);
+    return end && !seg->path[end];
+}
 
 int shms_segment_open_path(const shms_segment *seg, int flags) {
     return open(seg->path, flags | (by_descriptor(seg) ? 0 : O_NOFOLLOW) | O_CLOEXEC, 0600);
@@ -119,7 +135,7 @@ static int open_listed(shms_segment *seg, int flags, bool memfd) {
                     : shms_segment_open_path(seg, flags);
     if (seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0) {
         if (memfd || by_descriptor(seg)) /* its own from now on: the caller may close that one */
-            snprintf(seg->path, sizeof seg->path, "/proc/%d/fd/%d", (int)getpid(), seg->fd);
+            snprintf(seg->path, sizeof seg->path, "/proc/self/fd/%d", seg->fd);
         seg->unit = unit_of(&fs);
         seg->dev = st.st_dev;
         seg->ino = st.st_ino;
@@ -128,6 +144,9 @@ static int open_listed(shms_segment *seg, int flags, bool memfd) {
         if (open_segments)
             open_segments->prev = seg;
         open_segments = seg;
+    } else if (seg->fd >= 0) {
+        close(seg->fd);
+        seg->fd = -1;
     }
     pthread_mutex_unlock(&open_mutex);
     return seg->fd;
@@ -322,7 +341,14 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     const shms_layout *l = &seg->layout;
     bool owns = options->flags & SHMS_OWNS;
     uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
+    struct statfs fs;
     int rc;
+    if (fstatfs(seg->fd, &fs))
+        return SHMS_ESYS;
+    if (is_remote(&fs)) {
+        errno = EREMOTE;
+        return SHMS_ESYS;
+    }
     if ((rc = identify(seg, &size)) ||
         (rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER)))
         return rc;
@@ -334,6 +360,9 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     bool writes = seg->unit == page_size(); /* hugetlbfs has no write(2) */
     if (writes && pwrite(seg->fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
         return errno == ENOSPC ? SHMS_ENOSPC : SHMS_ESYS;
+    if (!writes &&
+        (rc = mark(seg))) /* no file has a size before it has this page, since a look at a hole is a SIGBUS */
+        return rc;
     if (ftruncate(seg->fd, (off_t)l->file_size))
         return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
     if ((options->flags & SHMS_MEMFD) && fcntl(seg->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
@@ -341,8 +370,6 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     /* The part between the tables and a data region aligned for huge pages stays a hole. */
     if (exceeds_free_space(seg->fd, control_end + data))
         return SHMS_ENOSPC;
-    if (!writes && (rc = mark(seg)))
-        return rc;
     int fd = open_again(seg, SHMS_ROLE_WRITER);
     if (fd < 0)
         return fd;
@@ -431,7 +458,9 @@ static int open_mapped(shms_segment *seg, int role) {
     int rc = identify(seg, &size);
     if (rc)
         return rc;
-    if (size < sizeof(shms_superblock))
+    uint64_t stamp = 0; /* read, since a mapping of a hole would have the kernel fill it, which may fail */
+    if (size < sizeof(shms_superblock) ||
+        pread(seg->fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) != sizeof stamp || !stamp)
         return SHMS_ELAYOUT;
     int fd = open_again(seg, role);
     if (fd < 0)
@@ -515,7 +544,7 @@ static bool stat_name(const shms_segment *seg, struct stat *st) {
 }
 
 /* Returns the code for an open that failed. */
-static int open_failed(const shms_segment *seg) {
+static int open_failed(const shms_segment *seg, const shms_expected *expected) {
     struct stat st;
     int why = errno;
     if (why == ENOENT)
@@ -524,12 +553,12 @@ static int open_failed(const shms_segment *seg) {
         return SHMS_ELAYOUT;
     bool foreign = why == EACCES && stat_name(seg, &st) && st.st_uid != geteuid();
     errno = why;
-    if (foreign && st.st_size == 0) /* its creator has not opened it to its group yet */
+    if (foreign && st.st_size == 0 && expected && st.st_uid == expected->allow_uid) /* not yet open to its group */
         return SHMS_ECREATING;
     return foreign ? SHMS_EFOREIGN : SHMS_ESYS;
 }
 
-int shms_segment_open(shms_segment *seg, const char *name, int role) {
+int shms_segment_open(shms_segment *seg, const char *name, int role, const shms_expected *expected) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
     int rc = shms_segment_name(seg, name);
@@ -537,7 +566,7 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
         return rc;
     /* O_NONBLOCK: the open must return whatever kind of file has that name, also for a pipe. */
     if (shms_segment_open_file(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
-        return open_failed(seg);
+        return open_failed(seg, expected);
     rc = open_mapped(seg, role);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
         rc = open_unfinished(seg, role);

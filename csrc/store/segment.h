@@ -82,7 +82,7 @@ int shms_segment_reserve(const shms_segment *seg, uint64_t *needed);
 
 /* Opens a published segment in a role, without taking a lock. SHMS_EINVAL if the rank is not below n_readers. A writer
  * may write nothing before _take. */
-int shms_segment_open(shms_segment *seg, const char *name, int role);
+int shms_segment_open(shms_segment *seg, const char *name, int role, const shms_expected *expected);
 
 /* SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS if the segment is not what the caller expects. Call it
  * before taking a lock. A rank that attaches briefly and goes counts as dead, and leases no longer expect it. */

@@ -249,7 +249,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     bool keep_leases = !expected || !expected->end_leases;
     /* while it is being created, arena 0 has a living writer, unless there is an owner; the others have none yet */
     int role = arena == 0 ? SHMS_ROLE_WRITER : SHMS_ROLE_OF_WRITER(1);
-    int rc = options ? shms_segment_create(&w->seg, name, options) : shms_segment_open(&w->seg, name, role);
+    int rc = options ? shms_segment_create(&w->seg, name, options) : shms_segment_open(&w->seg, name, role, expected);
     if (rc) {
         free(w);
         return rc;

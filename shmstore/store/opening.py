@@ -24,7 +24,7 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.files import PREFIX
-from shmstore.places import Folder, file_system, parts_of, place_of
+from shmstore.places import Folder, file_system, parts_of, place_of, seen_by_others
 from shmstore.refs import StoreHandle
 from shmstore.serde import ObjectSerde
 from shmstore.store import leftovers, refusals
@@ -74,7 +74,7 @@ class Openable(Closable):
         self._serde = serde
         self._place = writer.place
         folder, name = parts_of(writer.place)
-        self._handle = StoreHandle(name, writer.store_id, writer.n_readers, folder)
+        self._handle = StoreHandle(name, writer.store_id, writer.n_readers, seen_by_others(folder))
         self._recovered = 0
         self._open = True
         self._pid = os.getpid()
@@ -115,8 +115,9 @@ class Openable(Closable):
         be a tmpfs. `mode` 0o660 lets a group use the store: `gid`, or the one that files of the folder get. Whoever
         attaches to, joins or recovers such a store, also its owner, passes the owner as `allow_uid`.
         With `memfd` the store has no file in any folder, and lives as long as a process has it open. Its handle leads
-        to it while this process lives, in processes that see this one in /proc and may look into it; others get the
-        descriptor by `StoreHandle.send`. Nobody can change its size.
+        to it until this writer is closed, in processes that see this one in /proc and may look into it; others get the
+        descriptor by `StoreHandle.send`. Nobody can change its size. No folder bounds it, so a capacity that the host
+        does not have is no StoreSpaceError.
         With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
         has an arena of its own, with this capacity and number of objects, which is reserved when it is first taken. All
         find the objects of all by key, so each is stored once.

@@ -197,6 +197,7 @@ _LACKING: Final = {
     errno.EOPNOTSUPP: "the reservation of space (fallocate)",
     errno.ENODEV: "shared mappings (mmap)",
     errno.ENOLCK: "locks that a mapping keeps",
+    errno.EREMOTE: "memory that is the same for all who have the file",
 }
 
 

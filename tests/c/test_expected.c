@@ -179,7 +179,7 @@ static void attaching_resets_whatever_is_in_the_table_of_the_rank(bool first) {
         shms_reader_free(readers[1]);
     const shms_layout *l = &w->seg.layout;
     shms_segment rank;
-    CHECK_EQ(SHMS_OK, shms_segment_open(&rank, name, 1)); /* without holding its lock */
+    CHECK_EQ(SHMS_OK, shms_segment_open(&rank, name, 1, NULL)); /* without holding its lock */
     shms_reader_table *t = shms_segment_reader(&rank, 1);
     for (uint64_t i = 0; i < l->max_objects; i++)
         shms_reader_pins(t)[i] = UINT32_MAX; /* one more pin wraps to 0 */

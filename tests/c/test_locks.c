@@ -23,7 +23,7 @@ static void open_writer(shms_segment *seg, const char *name) {
 
 static bool writer_alive(const char *name) {
     shms_segment seg;
-    CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR));
+    CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR, NULL));
     bool held = shms_segment_held(&seg, SHMS_ROLE_WRITER);
     shms_segment_close(&seg);
     return held;
@@ -33,7 +33,7 @@ TEST(every_descriptor_may_be_closed_and_its_number_reused) {
     const char *name = store_name("stranger");
     shms_segment writer, rank;
     open_writer(&writer, name);
-    CHECK_EQ(SHMS_OK, shms_segment_open(&rank, name, 0));
+    CHECK_EQ(SHMS_OK, shms_segment_open(&rank, name, 0, NULL));
     CHECK_EQ(SHMS_OK, shms_segment_lock(&rank, 0));
     int null = open("/dev/null", O_RDWR), closed = writer.fd, used_again = rank.fd;
     close(closed);
@@ -81,10 +81,10 @@ static _Atomic int done;
 static void *lock_and_unlock(void *name) {
     shms_segment seg;
     for (int i = 0; i < 3000; i++) {
-        CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, 0));
+        CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, 0, NULL));
         CHECK_EQ(SHMS_OK, shms_segment_lock(&seg, 0));
         shms_segment_close(&seg);
-        CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR));
+        CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR, NULL));
         CHECK(!shms_segment_held(&seg, 0)); /* no child has it, whenever it was forked */
         shms_segment_close(&seg);
     }

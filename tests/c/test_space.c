@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/mempolicy.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,6 +24,13 @@ int fstatvfs(int fd, struct statvfs *fs) {
     (void)fd;
     *fs = (struct statvfs){.f_frsize = 4096, .f_blocks = 1, .f_bavail = space / 4096};
     return 0;
+}
+
+static uint32_t file_system = 0x01021994; /* tmpfs */
+int fstatfs(int fd, struct statfs *fs) {
+    int rc = (int)syscall(SYS_fstatfs, fd, fs);
+    fs->f_type = (long)file_system;
+    return rc;
 }
 
 /* The nodes that are preferred, as bits, where a mapping of the file shows them; 0: any. */
@@ -295,4 +303,17 @@ TEST(a_damaged_table_leads_no_look_into_an_arena_that_was_never_taken) {
     shms_inspector_free(i);
     CHECK_EQ(with_arenas(1), allocated());
     end();
+}
+
+TEST(files_that_other_hosts_have_too_are_refused_and_none_is_left) {
+    shms_options o = {.capacity = 4096, .n_readers = 1};
+    shms_writer *w = NULL;
+    const char *there = store_name("remote");
+    file_system = 0x6969; /* NFS */
+    CHECK_EQ(SHMS_ESYS, shms_writer_create(&w, there, &o));
+    CHECK_EQ(EREMOTE, errno);
+    file_system = 0x01021994;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, there, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    shms_writer_free(w);
 }

@@ -44,7 +44,7 @@ static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, boo
     shms_reader *r = four_read_objects(name, UNITS * SHMS_ALIGN, SIZE, refs);
     shms_writer *w;
     shms_segment look;
-    CHECK_EQ(SHMS_OK, shms_segment_open(&look, name, SHMS_ROLE_INSPECTOR));
+    CHECK_EQ(SHMS_OK, shms_segment_open(&look, name, SHMS_ROLE_INSPECTOR, NULL));
     state = &look.slots[0].state; /* 'a', the first victim */
     writer_pid = fork_child();
     if (writer_pid == 0) {

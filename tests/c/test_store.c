@@ -304,7 +304,7 @@ static int opened[2], forked[2];
 static void *have_a_segment_on_the_stack(void *name) {
     shms_segment seg;
     char c;
-    CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR));
+    CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR, NULL));
     on_a_stack = &seg;
     CHECK_EQ(1, write(opened[1], "x", 1));
     CHECK_EQ(1, read(forked[0], &c, 1));
@@ -493,7 +493,7 @@ TEST(a_reader_may_write_only_its_own_table) {
         if (child == 0) {
             signal(SIGSEGV, SIG_DFL);
             shms_segment seg;
-            CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, 1));
+            CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, 1, NULL));
             uint8_t *at[] = {(uint8_t *)seg.sb,
                              (uint8_t *)seg.writer,
                              (uint8_t *)seg.slots,

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ VALUE = np.arange(1000)
 
 def received(connection: socket.socket) -> tuple[StoreHandle, int]:
     """What StoreHandle.send has sent, as the docstring says that one gets it."""
-    data, descriptors, *_ = socket.recv_fds(connection, 65536, 1)
+    data, descriptors, *_ = socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)
     return StoreHandle.from_json(data.decode()), descriptors[0]
 
 
@@ -211,9 +212,58 @@ def test_memory_without_a_name_takes_no_folder() -> None:
         ObjectStoreWriter.create(capacity=4096, n_readers=1, memfd=True, dir="/dev/shm")
 
 
-def test_a_store_that_is_gone_is_not_sent(stores: Stores) -> None:
-    writer = stores.create()
+def test_only_the_store_itself_is_sent(stores: Stores, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"SHMSTOR1" + bytes(8192))
+    writer, memory, other = stores.create(), stores.create(memfd=True), stores.create()
+    path = Path(writer.handle.path)
+
+    def refused(handle: StoreHandle) -> None:
+        here, there = socket.socketpair()
+        with here, there, raises(StoreNotFoundError):
+            handle.send(here)
+
     writer.close(unlink=True)
-    here, there = socket.socketpair()
-    with here, there, raises(StoreNotFoundError):
-        writer.handle.send(here)
+    refused(writer.handle)
+    path.symlink_to(other.handle.path)
+    refused(writer.handle)
+    path.unlink()
+    path.mkdir()
+    refused(writer.handle)
+    path.rmdir()
+    os.mkfifo(path)
+    refused(writer.handle)
+    path.unlink()
+    refused(replace(other.handle, store_id=memory.handle.store_id))
+    memory.close()
+    number = os.open(secret, os.O_RDWR)
+    os.dup2(number, int(memory.name))
+    refused(memory.handle)
+    for each in {number, int(memory.name)}:
+        os.close(each)
+
+
+def test_a_folder_below_proc_is_a_folder(stores: Stores) -> None:
+    before = openings()
+    with stores.create(dir="/proc/self/root/dev/shm") as writer:
+        assert stores.attach(writer.name).store_id == writer.handle.store_id
+    assert not (SHM / writer.name).exists()
+    stores.close()
+    assert before == openings()
+
+
+def test_in_a_namespace_of_processes_whose_proc_is_the_outer_one_memory_is_reached_too() -> None:
+    isolate = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*isolate, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no namespace of processes")
+    program = """
+import os
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+with ObjectStoreWriter.create(memfd=True, capacity=4096, n_readers=1) as writer:
+    writer.put("a", b"x")
+    if (child := os.fork()) == 0:
+        with ObjectStoreReader.attach(writer.handle) as reader:
+            os._exit(not reader.has("a"))
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    subprocess.run([*isolate, sys.executable, "-c", program], check=True, timeout=60)

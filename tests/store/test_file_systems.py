@@ -14,7 +14,8 @@ import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
-from shmstore.errors import SharedMemoryError, StoreSpaceError
+from shmstore.errors import CorruptStoreError, LayoutMismatchError, SharedMemoryError, StoreSpaceError
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import file_system
 from shmstore.store import opening, refusals
 from tests.support import Child, mount_alone
@@ -153,6 +154,16 @@ def test_hugetlbfs_serves_in_its_pages_and_says_when_there_are_none(tmp_path: Pa
             ObjectStoreWriter.create(capacity=1 << 40, n_readers=1, dir=tmp_path)
         return said, size, str(caught.value), os.listdir(tmp_path), (caught.value.needed or 1) % (2 * MIB)
 
+    def look_at_a_hole() -> None:
+        path = tmp_path / "hole"
+        path.touch(0o600)
+        os.truncate(path, 2 << 40)
+        for look in (ObjectStoreReader.attach, ObjectStoreWriter.recover, StoreInspector.open):
+            with pytest.raises((LayoutMismatchError, CorruptStoreError)):
+                look("hole", dir=tmp_path)
+        path.unlink()
+
+    on("hugetlbfs", tmp_path, "pagesize=2M,size=0", look_at_a_hole)
     said, size, full, left, rest = on("hugetlbfs", tmp_path, "pagesize=2M", use)
     assert ([], 0, [], 0) == (said, size % (2 * MIB), left, rest)
     assert "nr_hugepages" in full

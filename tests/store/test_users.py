@@ -235,3 +235,9 @@ def test_a_member_that_is_early_waits_until_the_store_is_opened_to_it(folder: Pa
     said = as_user(MEMBER, lambda: attach(0.01))
     assert said.startswith("StoreNotFoundError")
     assert "creation" in said
+
+    def refused() -> None:
+        with pytest.raises(ForeignStoreError):
+            ObjectStoreReader.attach(name, dir=folder)
+
+    as_user(MEMBER, refused)
