@@ -28,7 +28,7 @@ def folder_of(dir: Folder | None = None) -> str:
         raise TypeError(f"dir must be a str or a Path, not {kind_of(dir)}")
     if not folder or "\0" in folder or len(os.fsencode(folder)) > _LONGEST:
         raise ValueError(f"dir must be the path of a folder, of up to {_LONGEST} bytes, not {shown(folder)}")
-    return os.path.abspath(folder)
+    return "/" + os.path.abspath(folder).lstrip("/")  # abspath keeps two slashes at the start
 
 
 def place_of(name: str, dir: Folder | None = None) -> str:

@@ -152,7 +152,7 @@ def check_node(node: int) -> None:
             hint="omit numa_node, or give the container the capability SYS_NICE",
         )
     with open("/proc/self/status") as status:
-        nodes = next(line.split()[1] for line in status if line.startswith("Mems_allowed_list"))
+        nodes = next((line.split()[1] for line in status if line.startswith("Mems_allowed_list")), "0")  # no cpusets
     there = f"nodes {nodes}" if set(nodes) & set(",-") else f"one node only, {nodes}"
     raise errors.SharedMemoryError(
         f"there is no NUMA node {node} for this process; it has {there}",

@@ -193,3 +193,10 @@ def test_the_usual_folder_can_be_named_beside_the_variable(
     for command in (["ls"], ["top", "--iterations=1"], ["dump", writer.name], ["verify", writer.name]):
         cli.main([*command, "--dir", "/dev/shm"])  # others' stores there may be damaged
         assert writer.name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("same", ["/dev/shm/", "//dev/shm", "/dev/./shm", "/dev/../dev/shm"])
+def test_a_folder_is_the_usual_one_however_it_is_written(same: str, stores: Stores) -> None:
+    writer = stores.create(dir=same)
+    assert "/dev/shm" == writer.handle.dir
+    assert writer.handle.store_id == stores.attach(writer.name).store_id
