@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmstore import CacheMissError, NestingError, ObjectRef, StoreNotFoundError, UnsupportedValueError
+from shmstore import CacheMissError, NestingError, ObjectRef, UnsupportedValueError
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
     BaseMultiModalReceiverCache,
@@ -417,5 +417,5 @@ def test_swapped_or_wrong_roles_are_named() -> None:
             make_receiver(sender.writer)
         with raises(TypeError, names=("StoreHandle", "ObjectStoreWriter")):
             make_worker(SHM, 0, sender.writer)
-        with raises(StoreNotFoundError, hint=["from_json"]):
+        with raises(ValueError, names=["StoreHandle.from_json"]):
             make_worker(SHM, 0, sender.handle.to_json())
