@@ -107,7 +107,7 @@ typedef struct shms_refusal {
     uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room. After
                          SHMS_EQUOTA: the longest object for which its kind would have had it */
     uint64_t kept; /* of objects that only this writer holds: protected, or unfinished */
-    uint64_t kind, quota, kind_bytes; /* SHMS_EQUOTA: the kind, its quota, and what it has of that; else 0 */
+    uint64_t kind, quota, kind_bytes; /* SHMS_EQUOTA: the kind, its quota and its bytes; else 0 */
     uint64_t held[SHMS_MAX_READERS]; /* by rank: pinned, or promised and not yet read */
     uint64_t held_by_writer[SHMS_MAX_WRITERS]; /* by other writers: leased, or being leased */
     uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 if it has never attached */
