@@ -41,7 +41,7 @@ from shmstore.scheduler import (
     kv_cache_manager,
 )
 from shmstore.scheduler import request as requests
-from shmstore.store import holds, leftovers, opening
+from shmstore.store import leases, opening, orphans
 from shmstore.store import reader as reader_module
 from shmstore.store import writer as writer_module
 from tests.interrupts import interrupted_at
@@ -55,7 +55,7 @@ def files_of(*modules: Any) -> list[str]:
 
 
 BINDINGS = files_of(native, batch, handles, hidden)
-STORE = [*BINDINGS, *files_of(opening, writer_module, reader_module, holds, refs, shm_sender, shm_receiver, stored)]
+STORE = [*BINDINGS, *files_of(opening, writer_module, reader_module, leases, refs, shm_sender, shm_receiver, stored)]
 LRU = files_of(shadow, lru, lru_pair)
 MANAGERS = files_of(block_hasher, blockhash, encoder_cache, hashlist, kv_cache_manager, kvcache, requests)
 VALUE = np.zeros(9, np.uint8)
@@ -251,7 +251,7 @@ def test_an_interrupted_open_leaves_what_was_there_or_nothing(there: int | None,
                 made = writer.handle.store_id
                 writer.close(unlink=False)
         again = lambda name=name: writers.append(make(name, capacity=6400, n_readers=1))  # noqa: E731
-        if not interrupted_at(number, again, *BINDINGS, *files_of(opening, leftovers), only=OPENING):
+        if not interrupted_at(number, again, *BINDINGS, *files_of(opening, orphans), only=OPENING):
             break
         gc.collect()
         left = name in segments()

@@ -31,7 +31,7 @@ from shmstore.inspect.records import (
     WriterInfo,
 )
 from shmstore.places import Folder, place_of
-from shmstore.store.refusals import cannot_open
+from shmstore.store.diagnostics import cannot_open
 from shmstore.store.stats import KindStats, ReaderCounters, sum_of_tiers, tier_stats
 
 _MAX_SHOWN_KEY = 65536

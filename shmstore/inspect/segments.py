@@ -11,7 +11,7 @@ from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.verify import damage
 from shmstore.places import Folder, folder_of, place_of
-from shmstore.store.refusals import cannot_open
+from shmstore.store.diagnostics import cannot_open
 
 _NO_STORE = ("foreign", "blank", "unreadable")
 

@@ -2,7 +2,7 @@
 
 from shmstore.store.claims import Claim
 from shmstore.store.events import StoreEvent
-from shmstore.store.holds import LeasedRef, PinnedRef, Reservation
+from shmstore.store.leases import LeasedRef, PinnedRef, Reservation
 from shmstore.store.reader import ObjectStoreReader
 from shmstore.store.stats import KindStats, ReaderStats, StoreStats
 from shmstore.store.writer import ObjectStoreWriter

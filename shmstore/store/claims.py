@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from shmstore.bindings import claims as native
 from shmstore.store.arguments import packed_key, seconds_of
-from shmstore.store.holds import Held
+from shmstore.store.leases import Held
 
 _AGAIN = 0.003
 """Seconds between two looks of a wait; such a lock has no wait of its own."""

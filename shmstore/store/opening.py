@@ -27,7 +27,7 @@ from shmstore.files import PREFIX
 from shmstore.places import Folder, file_system, parts_of, place_of, seen_by_others
 from shmstore.refs import StoreHandle
 from shmstore.serde import ObjectSerde
-from shmstore.store import leftovers, refusals
+from shmstore.store import diagnostics, orphans
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
@@ -163,7 +163,7 @@ class Openable(Closable):
         mode: int = 0o600,
         gid: int | None = None,
     ) -> Self:
-        leftovers.remove_dead(parts_of(name)[0])
+        orphans.remove_dead(parts_of(name)[0])
         writer = None
         try:
             writer = native.Writer.create(name, options, mode, gid)
@@ -173,15 +173,15 @@ class Openable(Closable):
             _warn_of_disk(parts_of(name)[0])
             made = cls(writer, serde)
             if options.flags & native.EPHEMERAL:
-                leftovers.close_at_exit(made)
+                orphans.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
-            raise refusals.exists(name) from None
+            raise diagnostics.exists(name) from None
         except BaseException as error:
             if writer is not None:
                 writer.close(unlink=True)  # an interrupt: nobody else knows of it
             if isinstance(error, OSError):
-                raise refusals.unusable(error, name) from None
+                raise diagnostics.unusable(error, name) from None
             raise
 
     @classmethod
@@ -214,8 +214,8 @@ class Openable(Closable):
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
         by_handle = isinstance(handle_or_name, StoreHandle)
         made = cls._recover(expected, chosen_serde, quotas, by_handle, arena=arena, keep_leases=keep_leases)
-        if leftovers.is_ephemeral(made._place):
-            leftovers.close_at_exit(made)
+        if orphans.is_ephemeral(made._place):
+            orphans.close_at_exit(made)
         return made
 
     @classmethod
@@ -261,21 +261,21 @@ class Openable(Closable):
         try:
             writer = native.Writer.recover(*expected, required, arena, keep_leases)
         except StoreNotFoundError as error:
-            raise refusals.not_found(error, name, by_handle) from None
+            raise diagnostics.not_found(error, name, by_handle) from None
         except WriterActiveError:
-            raise refusals.active(name, arena, required) from None
+            raise diagnostics.active(name, arena, required) from None
         except LayoutMismatchError as error:
             if required is not None and error._code == native.OTHER_OPTIONS:
-                raise refusals.other_options(name, required) from None
-            raise refusals.another_layout(error, name, expected[2]) from None
+                raise diagnostics.other_options(name, required) from None
+            raise diagnostics.another_layout(error, name, expected[2]) from None
         except ForeignStoreError:
-            raise refusals.foreign(name, may_allow=options is None) from None
+            raise diagnostics.foreign(name, may_allow=options is None) from None
         except OSError as error:
-            raise refusals.unusable(error, name) from None
+            raise diagnostics.unusable(error, name) from None
         except CorruptStoreError:
-            raise refusals.damaged(name, arena) from None
+            raise diagnostics.damaged(name, arena) from None
         except ValueError:
-            raise refusals.there_is_no("arena", arena, name) from None
+            raise diagnostics.there_is_no("arena", arena, name) from None
         try:
             if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
                 set_quotas(writer, limits)
@@ -289,7 +289,7 @@ class Openable(Closable):
                 _log.info("recovered store %s with %d objects", name, made._recovered)
             else:
                 _log.debug("joined store %s as writer %d", name, made.index)
-            if options is not None and (differ := refusals.differences(writer.options._asdict(), options)):
+            if options is not None and (differ := diagnostics.differences(writer.options._asdict(), options)):
                 _log.warning("accepted store %s, which has other options: %s", name, ", ".join(differ))
             outlives = options is not None and bool(options.flags & native.OUTLIVES)
             if outlives or arena is None:  # last, since it is for good
@@ -359,7 +359,7 @@ class Openable(Closable):
             raise ValueError(f"the name of a store that is not kept must begin with {PREFIX!r}, not be {shown(name)}")
         end = time.monotonic() + seconds_of("wait", wait)
         while True:  # again if another process has changed meanwhile what the name names
-            seen = leftovers.look(chosen)
+            seen = orphans.look(chosen)
             try:
                 made = cls._recover(
                     expected, chosen_serde, quotas, options=options, accept=accept, arena=arena, keep_leases=keep_leases
@@ -367,7 +367,7 @@ class Openable(Closable):
             except StoreNotFoundError as error:
                 if error._code == native.CREATING:
                     if (left := end - time.monotonic()) <= 0:
-                        raise refusals.creating(chosen, wait) from None
+                        raise diagnostics.creating(chosen, wait) from None
                     native.await_creation(chosen, min(left, 1))  # its creator may die meanwhile
                     continue
                 try:
@@ -375,10 +375,10 @@ class Openable(Closable):
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:
-                leftovers.make_room(chosen, seen, error, on_mismatch != "recreate", options)
+                orphans.make_room(chosen, seen, error, on_mismatch != "recreate", options)
                 continue
             if not keep:
-                leftovers.close_at_exit(made)
+                orphans.close_at_exit(made)
             return made
 
     def __repr__(self) -> str:
@@ -450,7 +450,7 @@ class Openable(Closable):
         Raises StoreNotFoundError, WriterActiveError, ForeignStoreError if it is another user's, and LayoutMismatchError
         if the file is not a store.
         """
-        leftovers.unlink(place_of(checked_name(name), dir))
+        orphans.unlink(place_of(checked_name(name), dir))
 
 
 for _name in ("create", "join", "recover", "open"):  # how Python's errors about arguments name the call

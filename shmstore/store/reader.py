@@ -25,7 +25,7 @@ from shmstore.places import Folder, parts_of
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde
 from shmstore.serde.tensors import load_torch
-from shmstore.store import refusals
+from shmstore.store import diagnostics
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
@@ -39,7 +39,7 @@ from shmstore.store.arguments import (
     seconds_of,
 )
 from shmstore.store.claims import Claiming
-from shmstore.store.holds import PinnedRef
+from shmstore.store.leases import PinnedRef
 from shmstore.store.stats import ReaderStats
 
 if TYPE_CHECKING:
@@ -177,19 +177,21 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             else:
                 reader = _waiting(wait, name, lambda: attach(name, rank, store_id, ranks, uid, finds_only))
         except StoreNotFoundError as error:
-            raise refusals.not_found(error, name, isinstance(handle_or_name, StoreHandle), wait) from None
+            raise diagnostics.not_found(error, name, isinstance(handle_or_name, StoreHandle), wait) from None
         except RankInUseError:
-            raise refusals.in_use(name, rank) from None
+            raise diagnostics.in_use(name, rank) from None
         except LayoutMismatchError as error:
-            raise refusals.another_layout(error, name, ranks) from None
+            raise diagnostics.another_layout(error, name, ranks) from None
         except ForeignStoreError:
-            raise refusals.foreign(name, may_allow=True) from None
+            raise diagnostics.foreign(name, may_allow=True) from None
         except OSError as error:
-            raise refusals.unusable(error, name) from None
+            raise diagnostics.unusable(error, name) from None
         except ValueError as error:
             if isinstance(error, ShmStoreError):
                 raise
-            raise (refusals.other_ranks(name, ranks) if ranks else refusals.there_is_no("rank", rank, name)) from None
+            raise (
+                diagnostics.other_ranks(name, ranks) if ranks else diagnostics.there_is_no("rank", rank, name)
+            ) from None
         return cls(reader, rank, chosen_serde)
 
     @classmethod
@@ -206,7 +208,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                     raise
                 break
         place = expected_store(handle_or_name, None, "handle_or_name", options["dir"], options["fd"])[0]
-        raise refusals.all_in_use(place, taken)
+        raise diagnostics.all_in_use(place, taken)
 
     def __repr__(self) -> str:
         return f"<ObjectStoreReader {self._place!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
@@ -285,7 +287,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         try:
             meta, payload = self._reader.acquire(packed_ref(ref))
         except StaleRefError as error:
-            raise refusals.stale_or_gone(error, ref, self._reader, self._place) from None
+            raise diagnostics.stale_or_gone(error, ref, self._reader, self._place) from None
         if not self._hides:
             payload = hidden(payload)
         if where is None or not isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
@@ -297,7 +299,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         try:
             meta, payload = self._reader.acquire(packed_ref(ref), native.PRIVATELY)
         except StaleRefError as error:
-            raise refusals.stale_or_gone(error, ref, self._reader, self._place) from None
+            raise diagnostics.stale_or_gone(error, ref, self._reader, self._place) from None
         return serde.decode_private(meta, payload)
 
     def find(self, key: str, *, namespace: str | None = None) -> PinnedRef | None:
@@ -328,7 +330,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         try:
             return self._reader.release(packed_ref(ref))
         except StaleRefError as error:
-            raise refusals.stale_or_gone(error, ref, self._reader, self._place) from None
+            raise diagnostics.stale_or_gone(error, ref, self._reader, self._place) from None
 
     def validate(self, ref: ObjectRef) -> bool:
         """Return whether `get` would find the object; changes nothing."""

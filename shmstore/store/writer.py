@@ -19,12 +19,12 @@ from shmstore.errors import (
 )
 from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
-from shmstore.store import refusals
+from shmstore.store import diagnostics
 from shmstore.store.arguments import check_bools, group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
-from shmstore.store.holds import LeasedRef, Reservation
 from shmstore.store.kinds import kind_stats, number_of
+from shmstore.store.leases import LeasedRef, Reservation
 from shmstore.store.opening import Openable
 from shmstore.store.stats import StoreStats, tier_stats
 
@@ -117,14 +117,14 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             raise self._explain(batch, error, named(key, namespace), encoded.nbytes, more, kind, seconds) from None
         except _BROKEN as error:
             check_bools(hold=hold)
-            if (wrong := refusals.wrong_encoding(encoded)) is not None:
+            if (wrong := diagnostics.wrong_encoding(encoded)) is not None:
                 raise wrong from error
             raise
 
     def _fill(
         self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes, kind: int, group: int
     ) -> ObjectRef:
-        if (wrong := refusals.wrong_encoding(encoded)) is not None:
+        if (wrong := diagnostics.wrong_encoding(encoded)) is not None:
             raise wrong  # C does not see the fills: one might get less than its size
         batch.begin(key, encoded.meta, encoded.nbytes, extra=extra, kind=kind)
         batch.copy(encoded.spans)
@@ -156,7 +156,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
                 f"{what} the quota of kind {shown(kind)}, {quota} bytes",
                 hint="raise the quota of this kind, or send this object inline",
             )
-        return refusals.full(self._writer, self._place, batch.refusal(), error.resource, nbytes, extra, kind, waited)
+        return diagnostics.full(self._writer, self._place, batch.refusal(), error.resource, nbytes, extra, kind, waited)
 
     def begin(
         self,
@@ -177,7 +177,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         """
         packed = packed_key(key, namespace)
         layout = self._serde.layout(template)
-        if (wrong := refusals.wrong_layout(layout)) is not None:
+        if (wrong := diagnostics.wrong_layout(layout)) is not None:
             raise wrong
         number = 0 if kind is None else number_of(self._writer, kind)
         seconds = seconds_of("timeout", timeout)
@@ -250,7 +250,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         try:
             packed = batch.hit(packed_key(key, namespace), hold, whom)
         except StoreFullError as error:
-            raise refusals.full(self._writer, self._place, batch.refusal(), error.resource) from None
+            raise diagnostics.full(self._writer, self._place, batch.refusal(), error.resource) from None
         except TypeError:
             check_bools(hold=hold)
             raise
@@ -287,10 +287,10 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         try:
             return self._writer.assign_group(packed_ref(ref), whom)
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
+            raise diagnostics.stale(error, ref, self._handle.store_id, self.n_writers) from None
         except ValueError:
             raise ValueError(
-                f"the lease of {ref!r} waits for {refusals.group_of_lease(self._writer, self._place, ref)} already, "
+                f"the lease of {ref!r} waits for {diagnostics.group_of_lease(self._writer, self._place, ref)} already, "
                 f"not for group {group}; "
                 "get_cached(key, group=...) opens another lease"
             ) from None
@@ -308,7 +308,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             if batch.hold(packed_ref(ref)):
                 return leased
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
+            raise diagnostics.stale(error, ref, self._handle.store_id, self.n_writers) from None
         raise StaleRefError(
             f"the lease of {ref!r} has ended", hint="hold a reference before it is sent, or put with hold=True"
         )
@@ -323,7 +323,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         try:
             return self._writer.validate(packed_ref(ref), None if key is None else packed_key(key, namespace))
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
+            raise diagnostics.stale(error, ref, self._handle.store_id, self.n_writers) from None
 
     def is_cached(self, key: str, *, namespace: str | None = None) -> bool:
         """Return whether `get_cached` would find `key`; changes neither order nor counts."""
@@ -348,7 +348,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             try:
                 batch.protect(packed)
             except StoreFullError as error:
-                raise refusals.full(self._writer, self._place, batch.refusal(), error.resource) from None
+                raise diagnostics.full(self._writer, self._place, batch.refusal(), error.resource) from None
             yield
         finally:
             batch.undo()
@@ -365,7 +365,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         try:
             return self._writer.cancel(packed_ref(ref))
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
+            raise diagnostics.stale(error, ref, self._handle.store_id, self.n_writers) from None
 
     def cancel_all(self) -> int:
         """End every open lease and return their number, including complete ones not noticed yet.

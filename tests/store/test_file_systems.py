@@ -17,7 +17,7 @@ from shmstore.cli import main as cli
 from shmstore.errors import CorruptStoreError, LayoutMismatchError, SharedMemoryError, StoreSpaceError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import file_system
-from shmstore.store import opening, refusals
+from shmstore.store import diagnostics, opening
 from tests.support import Child, mount_alone
 
 MIB = 1 << 20
@@ -103,7 +103,7 @@ def refused_on(kind: str, folder: Path, options: str, lacks: str) -> None:
     ("number", "lacks"), [(errno.EOPNOTSUPP, "fallocate"), (errno.ENODEV, "mmap"), (errno.ENOLCK, "locks")]
 )
 def test_what_a_file_system_lacks_is_told_by_what_the_calls_say(number: int, lacks: str) -> None:
-    error = refusals.unusable(OSError(number, os.strerror(number)), "/proc/a")
+    error = diagnostics.unusable(OSError(number, os.strerror(number)), "/proc/a")
     assert isinstance(error, SharedMemoryError)
     assert number == error.errno
     assert all(part in error.message for part in ("/proc", "on proc", lacks)), error

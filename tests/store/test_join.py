@@ -31,7 +31,7 @@ from shmstore.bindings.inspect import probe
 from shmstore.bindings.store import MAX_WRITERS
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.verify import verify
-from shmstore.store import leftovers
+from shmstore.store import orphans
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer
 from tests.layout import FIELDS
@@ -539,7 +539,7 @@ def test_clear_takes_the_keys_of_all_writers_and_of_a_namespace_only_its_own(thr
         assert ([], 0) == (writer.keys(), len(writer))
 
 
-@pytest.mark.parametrize(("module", "step"), [(leftovers, "make_room"), (native, "remove")])
+@pytest.mark.parametrize(("module", "step"), [(orphans, "make_room"), (native, "remove")])
 def test_an_empty_file_that_its_creator_locks_only_now_is_left_to_it(
     name: str, stores: Stores, monkeypatch: pytest.MonkeyPatch, module: Any, step: str
 ) -> None:

@@ -391,7 +391,7 @@ def test_a_file_that_took_the_place_of_the_refused_one_is_not_removed(
             replaced.append(left(name))
         return call(*which)
 
-    monkeypatch.setattr(f"shmstore.store.leftovers.{moment}", late)
+    monkeypatch.setattr(f"shmstore.store.orphans.{moment}", late)
     writer = reopened(stores, name)
     assert (replaced, 1) == ([writer.handle], writer.recovered)
 
@@ -409,7 +409,7 @@ def test_of_two_writers_that_replace_a_store_of_other_options_the_slower_one_joi
             faster.append(stores.keep(ObjectStoreWriter.create(name, **both)))
         return classify(which)
 
-    monkeypatch.setattr("shmstore.store.leftovers.classify", late)
+    monkeypatch.setattr("shmstore.store.orphans.classify", late)
     with ObjectStoreWriter.open(name, **both) as slower:
         assert (1, faster[0].handle) == (slower.index, slower.handle)
 

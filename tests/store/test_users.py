@@ -15,7 +15,7 @@ import pytest
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
 from shmstore.errors import ForeignStoreError, SharedMemoryError, ShmStoreError
-from shmstore.store import leftovers
+from shmstore.store import orphans
 from tests.support import SHM, Child, raises, store_name
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which root alone may")
@@ -182,7 +182,7 @@ def test_gc_by_a_member_removes_a_store_where_the_folder_lets_it(folder: Path, s
 def test_an_exit_and_a_create_leave_what_a_dead_user_of_the_group_left(folder: Path) -> None:
     def die() -> str:
         writer = ObjectStoreWriter.create(capacity=4096, n_readers=1, dir=folder, mode=0o660, gid=GROUP)
-        leftovers._open.discard(writer)
+        orphans._open.discard(writer)
         return writer.name
 
     name = as_user(OWNER, die)

@@ -20,7 +20,7 @@ from shmstore.integrations.vllm.encoder.attaching import attach
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.store.claims import Claim
-from shmstore.store.holds import PinnedRef
+from shmstore.store.leases import PinnedRef
 
 _BRAKE = 0.004
 """Seconds of rest after an empty step in which a request waits, unless another step runs; else the engine asks a

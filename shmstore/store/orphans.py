@@ -20,7 +20,7 @@ from shmstore.errors import (
 from shmstore.files import PREFIX, classify
 from shmstore.places import parts_of, path_of, place_of
 from shmstore.refs import StoreHandle
-from shmstore.store import refusals
+from shmstore.store import diagnostics
 
 _log = logging.getLogger(__name__)
 
@@ -96,13 +96,13 @@ def unlink(place: str) -> None:
     """Do `ObjectStoreWriter.unlink`."""
     file = classify(place)
     if file.state in ("foreign", "unreadable", "blank"):
-        raise refusals.cannot_open(file)
+        raise diagnostics.cannot_open(file)
     if file.owner_uid != os.geteuid():
-        raise refusals.foreign(place, may_allow=False)
+        raise diagnostics.foreign(place, may_allow=False)
     try:
         native.remove(place, file.device, file.inode, file.file_bytes, True)
     except WriterActiveError:
-        raise refusals.written(place) from None
+        raise diagnostics.written(place) from None
 
 
 def _ask_for_space(place: str, old: os.stat_result, freed: bool, asked: Options) -> None:
@@ -131,7 +131,7 @@ def make_room(
         if seen is None or (file.device, file.inode) != (seen.st_dev, seen.st_ino):
             return  # another writer of the store was faster
         if file.owner_uid != os.geteuid():
-            raise refusals.foreign(place, may_allow=False)
+            raise diagnostics.foreign(place, may_allow=False)
         if file.state in ("foreign", "unreadable") or (file.state == "blank" and file.file_bytes):
             raise error
         if file.writer_alive:
@@ -139,7 +139,7 @@ def make_room(
                 return  # its creator had not locked it yet
             if isinstance(error, CorruptStoreError) and file.state == "ok":
                 raise error  # of the arenas without a living writer; the superblock is sound
-            raise refusals.active(place, asked=asked)
+            raise diagnostics.active(place, asked=asked)
         if keep:
             raise error
         _ask_for_space(place, seen, file.ranks_alive == 0, asked)
