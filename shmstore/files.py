@@ -196,7 +196,7 @@ def holders(device: int, inode: int) -> Holders:
     return Holders(tuple(sorted(pids)), tuple(sorted(unreadable)))
 
 
-def elsewhere(place: str, pids: Iterable[int]) -> list[int]:
+def of_other_namespaces(place: str, pids: Iterable[int]) -> list[int]:
     """Return which of these living processes of a store have their numbers in another PID namespace."""
     with suppress(OSError):  # it has gone meanwhile
         file = os.stat(path_of(place))

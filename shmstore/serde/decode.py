@@ -32,7 +32,7 @@ from shmstore.serde.wire import (
     PICKLE,
     TENSOR,
     TUPLE,
-    crowded,
+    collides,
     parse,
 )
 
@@ -277,7 +277,7 @@ def _misplaced(kind: type) -> CorruptStoreError:
 
 def _keys(node: list[tuple[Any, Any]], left: int) -> list[Any]:
     keys = [_key(key, left) for key, _ in node]
-    if crowded(keys):
+    if collides(keys):
         raise CorruptStoreError(f"the meta bytes hold a dict with more than {MAX_SAME_HASH} keys of the same hash")
     return keys
 

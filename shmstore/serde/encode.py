@@ -27,7 +27,7 @@ from shmstore.serde.wire import (
     OBJECT,
     TENSOR,
     TUPLE,
-    crowded,
+    collides,
 )
 
 _addressof = ctypes.addressof
@@ -139,7 +139,7 @@ class _Walk:
     def mapping(self, value: dict[Any, Any], depth: int) -> None:
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
-        if crowded(value):
+        if collides(value):
             raise _RefusedError(
                 f"no serializer for a dict with more than {MAX_SAME_HASH} keys of the same hash",
                 "store a list of pairs",

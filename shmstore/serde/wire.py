@@ -71,7 +71,7 @@ def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
         raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error) or type(error).__name__}") from error
 
 
-def crowded(keys: Collection[Any]) -> bool:
+def collides(keys: Collection[Any]) -> bool:
     """Return whether so many keys have the same hash that making a dict of them takes quadratic time.
 
     An attacker can choose numbers, and tuples of numbers, with the same hash. The hashes of str and bytes depend on a

@@ -30,7 +30,7 @@ from shmstore.errors import (
     listed,
     shown,
 )
-from shmstore.files import SegmentFile, another_user, classify, elsewhere, holders
+from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
 from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
 from shmstore.serde.protocol import Encoded, Layout
@@ -116,7 +116,7 @@ def _writers(inspector: Inspector, arenas: Iterable[int]) -> list[int]:
 def _processes(pids: Iterable[int], place: str | None = None) -> str:
     """Return the processes in words; "" for none. Of a store they may be of another PID namespace."""
     found: list[int | str] = list(dict.fromkeys(pids))
-    for pid in elsewhere(place, pids) if place else ():
+    for pid in of_other_namespaces(place, pids) if place else ():
         found[found.index(pid)] = f"{pid} (of another PID namespace)"
     return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
 

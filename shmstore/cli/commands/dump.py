@@ -39,7 +39,7 @@ from shmstore.cli.commands.tables import (
     writers_table,
 )
 from shmstore.errors import listed
-from shmstore.files import elsewhere
+from shmstore.files import of_other_namespaces
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import LeaseInfo, SlotInfo, StoreFacts, StoreSnapshot
 from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of, ring_map
@@ -331,7 +331,7 @@ def _run(arguments: argparse.Namespace) -> int:
             snapshot, damaged = inspector.snapshot(), damage(inspector)
             pids = [writer.pid for writer in snapshot.facts.writers if writer.state == "alive"]
             pids += [reader.pid for reader in snapshot.readers if reader.state == "alive"]
-            others = elsewhere(place_of(arguments.name, arguments.dir), filter(None, pids))
+            others = of_other_namespaces(place_of(arguments.name, arguments.dir), filter(None, pids))
             if arguments.json:
                 print_json({"ok": not damaged, "snapshot": snapshot, "damaged": damaged, "elsewhere": others})
             else:
