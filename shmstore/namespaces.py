@@ -10,6 +10,7 @@ from shmstore.errors import shown
 
 MARK = b"\xff"
 _MAX_NAMESPACE = 255
+_SHOWN = "backslashreplace"
 
 
 def packed_text(name: str, text: Any) -> bytes:
@@ -33,15 +34,16 @@ def prefix_of(namespace: str) -> bytes:
     return MARK + bytes((len(packed),)) + packed
 
 
-def split(stored: bytes, errors: str = "strict") -> tuple[str | None, str]:
-    """Return the namespace, or None, and the key; UnicodeDecodeError if `errors` is strict and they are not UTF-8.
+def split(stored: bytes) -> tuple[str | None, str]:
+    """Return the namespace, or None, and the key; bytes that are not UTF-8 are shown as ``\\xff``.
 
-    Bytes with an incomplete prefix have no namespace.
+    No call of ours stores such bytes, nor those of an incomplete prefix, which have no namespace. But a process that
+    does must not keep the others of its store from listing what is in it.
     """
     if stored[:1] == MARK and 0 < int.from_bytes(stored[1:2], "little") < len(stored) - 2:
         end = 2 + stored[1]
-        return stored[2:end].decode(errors=errors), stored[end:].decode(errors=errors)
-    return None, stored.decode(errors=errors)
+        return stored[2:end].decode(errors=_SHOWN), stored[end:].decode(errors=_SHOWN)
+    return None, stored.decode(errors=_SHOWN)
 
 
 def named(key: str | None, namespace: str | None) -> str:

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from shmstore import errors, namespaces
+from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.figures import KindFigures, figures_of, read_kinds, record_of
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
+from shmstore.namespaces import split
 from shmstore.places import file_system, folder_of, parts_of, place_of
 
 _new = ffi.new
@@ -78,20 +79,6 @@ def _filled_record(kind: str, fill: Callable[..., int], handle: Any) -> Any:
     record = _new(f"{kind} *")
     require(fill(handle, record))
     return record
-
-
-def unpacked_key(packed: bytes) -> tuple[str | None, str]:
-    """Return the namespace, or None, and the key; CorruptStoreError if they are not UTF-8."""
-    try:
-        return namespaces.split(packed)
-    except UnicodeDecodeError as error:
-        raise errors.CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
-
-
-def _named_key(packed: bytes) -> Any:
-    """Return the key, or the key of a namespace as a pair with it."""
-    namespace, key = unpacked_key(packed)
-    return key if namespace is None else (namespace, key)
 
 
 def _split_events(packed: Any, size: int) -> list[Event]:
@@ -408,9 +395,9 @@ class Writer:
         """Return the number of keys."""
         return require(lib.shms_writer_count(self._w))
 
-    def key_list(self, prefix: bytes) -> list[Any]:
-        """Return the keys that begin with `prefix`, oldest object first; those of a namespace as pairs with it."""
-        return [_named_key(key) for _, key, _ in self.stored(prefix)[0]]
+    def key_list(self, prefix: bytes) -> list[tuple[str | None, str]]:
+        """Return the keys that begin with `prefix`, oldest object first, each with its namespace or None."""
+        return [split(key) for _, key, _ in self.stored(prefix)[0]]
 
     def kind(self, name: bytes) -> int:
         """Return the number of a kind, or 0 if there is none left."""

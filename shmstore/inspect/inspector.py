@@ -261,7 +261,7 @@ class StoreInspector:
             key = self._native.copy(raw["slot"], raw["id"], 0, min(raw["key_len"], _MAX_SHOWN_KEY))
         except (StaleRefError, CorruptStoreError, ValueError):
             return None, None
-        return namespaces.split(bytes(key), errors="backslashreplace")
+        return namespaces.split(bytes(key))
 
     def snapshot(self) -> StoreSnapshot:
         """Return the facts, readers, slots and leases together."""

@@ -6,6 +6,7 @@ from typing import Literal, cast
 
 from shmstore.bindings import store as native
 from shmstore.errors import EventsLostError
+from shmstore.namespaces import split
 
 LOG_BYTES = 4 << 20
 """Size of the log: some 50,000 events with keys of 64 bytes."""
@@ -29,7 +30,7 @@ class StoreEvent:
 
 def _event(packed: native.Event, position: int) -> StoreEvent:
     kind, key, object_id = packed
-    namespace, plain = native.unpacked_key(key)
+    namespace, plain = split(key)
     return StoreEvent(cast(Literal["put", "evicted", "deleted"], kind), plain, object_id, position, namespace)
 
 

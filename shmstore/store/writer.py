@@ -402,13 +402,12 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
 
     def keys(self, *, namespace: str | None = None) -> list[str]:
         """Return the keys of `namespace`, or those without a namespace, that can be handed out, oldest object first."""
-        if namespace is None:
-            return [key for key in self._writer.key_list(b"") if type(key) is str]
-        return [key[1] for key in self._writer.key_list(prefix_of(namespace))]
+        prefix = b"" if namespace is None else prefix_of(namespace)
+        return [key for of, key in self._writer.key_list(prefix) if of == namespace]
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have keys, the one of the oldest object first."""
-        return list(dict.fromkeys(key[0] for key in self._writer.key_list(MARK)))
+        return list(dict.fromkeys(of for of, _ in self._writer.key_list(MARK) if of is not None))
 
     def __len__(self) -> int:
         return self._writer.count()  # with the keys of all namespaces

@@ -179,17 +179,22 @@ def test_without_kinds_and_namespaces_no_column_is_spent_on_them(stores: Stores)
 @pytest.mark.parametrize(
     "stored", [b"\xff", b"\xff\x00a", b"\xff\x05abc", b"\xff\x02ab", b"\xff\x02\xff\xffa", b"\xfe"]
 )
-def test_bytes_that_no_writer_stores_are_shown_and_never_fail_an_inspection(stores: Stores, stored: bytes) -> None:
-    with pytest.raises(UnicodeDecodeError):
-        namespaces.split(stored)
-    namespace, key = namespaces.split(stored, errors="backslashreplace")
+def test_a_key_that_is_not_text_keeps_nobody_from_the_others_of_its_store(stores: Stores, stored: bytes) -> None:
+    namespace, key = namespaces.split(stored)
     assert "\\xf" in f"{namespace}{key}"
     writer = stores.create()
+    writer.track_events()
+    writer.put("k", ONE, namespace="n")
     batch = writer._writer.new_batch()
     batch.put(stored, b"", 0, ())
     batch.record.keep = 1
+    pairs = [("n", "k"), (namespace, key)]
+    assert pairs == [(event.namespace, event.key) for event in writer.events()]
+    assert [key] * (namespace is None) == writer.keys()
+    assert [of for of, _ in pairs if of is not None] == writer.namespaces()
+    assert ["k"] == writer.keys(namespace="n")
     with StoreInspector.open(writer.name) as inspector:
-        assert [(namespace, key)] == [(slot.namespace, slot.key) for slot in inspector.slots()]
+        assert pairs == [(slot.namespace, slot.key) for slot in inspector.slots()]
     assert 0 == piped("dump", writer.name).status
 
 
