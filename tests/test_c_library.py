@@ -126,17 +126,27 @@ with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (127, 128, 255, 256), (2**16 - 1,), (2**16, 0), (0, 2**32), (1,) * 12])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "<f4", "|u1", "<M8[ns]"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "<f4", "|u1", ">c16"])
 def test_the_metadata_of_a_tensor_is_that_of_the_serializer(dtype: str, shape: Sequence[int]) -> None:
     library = ctypes.CDLL(str(SHARED))
     out, dims = ctypes.create_string_buffer(int(defined("SHMS_TENSOR_META"))), (ctypes.c_uint64 * len(shape))(*shape)
     length = library.shms_tensor_meta(out, dtype.encode(), dims, len(shape))
     serde = MsgpackSerde()
-    if dtype[0] in "<|":
+    if dtype[0] in "<|>":
         template: object = np.broadcast_to(np.zeros((), dtype), shape)
     else:
         template = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
     assert serde.layout(template).meta == out.raw[:length]
+
+
+def test_the_dtypes_of_numbers_are_taken_and_no_others() -> None:
+    library, out = ctypes.CDLL(str(SHARED)), ctypes.create_string_buffer(int(defined("SHMS_TENSOR_META")))
+    of_torch = {str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    of_numpy = {np.dtype(code).str for code in "?bhiqBHIQefdFD"}
+    others = {name for name in of_torch if re.match(r"u?int[1-7]$|bits|q", name)}  # parts of bytes, quantised
+    names = of_torch | of_numpy | {"float", "half", "<M8[ns]", "|S3", "=f4", "|O"}
+    taken = {name for name in names if library.shms_tensor_meta(out, name.encode(), None, 0) > 0}
+    assert of_torch - others | of_numpy == taken
 
 
 def test_each_code_has_a_text_of_its_own() -> None:

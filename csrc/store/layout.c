@@ -72,7 +72,7 @@ static int group_ranks(shms_layout *l, const shms_options *options) {
 }
 
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page) {
-    if (options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
+    if (!options || options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
         options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
         options->n_writers > SHMS_MAX_WRITERS || (options->flags & ~(uint32_t)(FIXED_FLAGS | CALL_FLAGS)) ||
         options->flags >> SHMS_NODE_SHIFT > SHMS_NODES || !shms_is_unused(options->reserved))

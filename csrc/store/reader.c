@@ -45,6 +45,7 @@ static int take_rank(struct shms_reader *r) {
 }
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const shms_expected *expected) {
+    *out = NULL;
     if (rank >= SHMS_MAX_READERS)
         return SHMS_EINVAL;
     struct shms_reader *r = calloc(1, sizeof *r);

@@ -167,6 +167,8 @@ static void list_remove(shms_segment *seg) {
 }
 
 int shms_segment_name(shms_segment *seg, const char *name) {
+    if (!name)
+        return SHMS_EINVAL;
     const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
     size_t n = strlen(last);
     if (n == 0 || n > SHMS_MAX_NAME || !strcmp(last, ".") || !strcmp(last, "..") || (slash && *name != '/'))

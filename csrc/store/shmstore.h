@@ -1,5 +1,5 @@
 /*
- * shmstore.h - a shared-memory object store: writers put objects, readers see them in place, without locks between them.
+ * shmstore.h - a shared-memory object store: writers put objects, and readers see them in place, without locks.
  *
  *     shms_writer *w;                                     shms_reader *r;
  *     shms_options o = {.capacity = 1 << 30,              shms_view *v;
@@ -18,8 +18,12 @@
  * root on. /proc/PID/fd/N is that of a descriptor: what is opened by it is an opening of its own, and the handle needs
  * the descriptor no longer.
  *
- * ERRORS. Functions return 0 or one of the negative codes below. Only after SHMS_ESYS and SHMS_EMAP is errno that of a failed system call. A handle that is NULL
- * counts as closed. A call that fails changes nothing.
+ * ERRORS. Functions return 0 or one of the negative codes below; docs/guides/c.md says what to do after which. Only
+ * after SHMS_ESYS and SHMS_EMAP is errno that of a failed system call. A call that fails changes nothing in the store,
+ * sets `*out` and `*payload` to NULL, and leaves the bytes of `ref`. A writer or reader that is NULL counts as closed.
+ * Where a name, options, an object, its key, metadata or payload, or a dtype is NULL, the code is SHMS_EINVAL.
+ *
+ * WAITING. No call waits for a reader, for room or for a store to come: make it again after a while.
  *
  * THREADS. Every function may be called from any thread. But shms_*_free must come after every other call on the handle
  * has returned.
@@ -48,7 +52,7 @@ extern "C" {
 
 /* cdef: begin */
 #define SHMS_OK 0              /* done */
-#define SHMS_EINVAL -1         /* an argument is out of range */
+#define SHMS_EINVAL -1         /* an argument is out of range or NULL, or a key is not UTF-8 */
 #define SHMS_ENOMEM -2         /* this process is out of private memory */
 #define SHMS_ESYS -3           /* a system call failed; errno says how */
 #define SHMS_ENOSPC -4         /* the file system cannot hold a segment of that size */
@@ -73,8 +77,8 @@ extern "C" {
 #define SHMS_ERANKS -23        /* the store has another number of ranks */
 #define SHMS_ESPARSE -24       /* parts of the segment's file are holes */
 #define SHMS_EOPTIONS -25      /* the store was created with other options */
-#define SHMS_EBUSY -27 /* the object is promised, but the writer that evicts it was stopped before it saw that */
 #define SHMS_EQUOTA -26 /* the objects of the kind fill its quota, and are held */
+#define SHMS_EBUSY -27 /* the object is promised, but the writer that evicts it was stopped before it saw that */
 #define SHMS_ENOARENA -28 /* the handle owns the store, and has no arena (SHMS_OWNS) */
 #define SHMS_EMAP -29 /* the object cannot be mapped a second time; errno says why */
 
@@ -167,8 +171,8 @@ int shms_writer_recover(shms_writer **out, const char *name, const shms_expected
  * along. SHMS_EWRITERACTIVE: it has a writer, or all have. SHMS_ECORRUPT: it is damaged, or each that has no writer is;
  * SHMS_ANY_ARENA passes by those. */
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected);
-/* Releases the lock as soon as the last unfinished object has ended; its commit returns SHMS_ECLOSED. The mapping stays until
- * _free. With `unlink` 1 the name goes with the last writer; with 0 it stays, and is no longer ephemeral; or
+/* Releases the lock as soon as the last unfinished object has ended; its commit returns SHMS_ECLOSED. The mapping stays
+ * until _free. With `unlink` 1 the name goes with the last writer; with 0 it stays, and is no longer ephemeral; or
  * SHMS_AS_RECORDED or SHMS_AS_IT_WAS. */
 int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(
@@ -194,12 +198,11 @@ int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank,
                        const shms_expected *expected); /* as for _recover */
-/* Pins the object of a key in any arena, which counts as a use. `ref`: SHMS_REF_SIZE bytes, a reference without a lease:
- * the object stays as long as the view, and no longer. SHMS_ENOTFOUND, also for an object that is being evicted. */
+/* Pins the object of a key in any arena, which counts as a use. `ref`: SHMS_REF_SIZE bytes, a reference without a
+ * lease: the object stays as long as the view, and no longer. SHMS_ENOTFOUND, also for one that is being evicted. */
 int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t *ref, shms_view **out);
 int shms_reader_has(shms_reader *r, const char *key, uint32_t key_len); /* 1, 0 or an error; no use */
-int shms_reader_acquire(shms_reader *r, const uint8_t *ref,
-                        shms_view **out); /* pins and acknowledges; NULL after an error */
+int shms_reader_acquire(shms_reader *r, const uint8_t *ref, shms_view **out); /* pins and acknowledges */
 /* The same, but the payload is copy-on-write: it may be written, and no other process and no other view sees that. The
  * mapping is the view's own, and ends with it. After an error (SHMS_EMAP: there is no memory for the mapping) nothing
  * is acknowledged. */
@@ -219,7 +222,9 @@ void shms_reader_free(
 const char *shms_version(void); /* SHMSTORE_VERSION of the library */
 const char *shms_strerror(int code); /* what a code means, in a few words */
 
-/* An object to be stored. Python takes keys as UTF-8, and `meta` as what its serializer has made: see shms_tensor_meta. */
+/* An object to be stored. A key is 1 to SHMS_MAX_KEY bytes of UTF-8. That of a namespace begins with the byte 0xFF, the
+ * bytes of the namespace in one byte, and the namespace, also in UTF-8. Python takes `meta` for what its serializer has
+ * made: see shms_tensor_meta. */
 typedef struct shms_object {
     const char *key;
     const char *meta;
@@ -232,12 +237,12 @@ typedef struct shms_object {
 /* An object whose payload the caller writes in place. */
 typedef struct shms_unborn shms_unborn;
 
-/* Copies the payload into the store, and hands it out: writes SHMS_REF_SIZE bytes to `ref`. Each rank then reads or
- * releases it, or shms_writer_cancel ends the lease. The four refusals are SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE and
- * SHMS_EQUOTA: the call succeeds once a reader has let go of something. */
+/* Copies key, metadata and payload into the store, and hands the object out: writes SHMS_REF_SIZE bytes to `ref`. Each
+ * rank then reads or releases it, or shms_writer_cancel ends the lease. The four refusals are SHMS_EFULL, SHMS_ENOSLOT,
+ * SHMS_ENOLEASE and SHMS_EQUOTA: the call succeeds once a reader has let go of something. */
 int shms_writer_put(shms_writer *w, const shms_object *object, const void *payload, uint8_t *ref);
-/* Takes space for a payload: *payload is where to write it, at a multiple of SHMS_ALIGN. No process can see the object
- * yet. One of the next two calls must follow, before shms_writer_free. */
+/* Copies key and metadata, and takes space for a payload: *payload is where to write it, at a multiple of SHMS_ALIGN.
+ * No process can see the object yet. One of the next two calls must follow, before shms_writer_free. */
 int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_unborn **out);
 int shms_unborn_commit(shms_unborn *u, uint8_t *ref); /* hands it out, as _put does; after an error it is gone */
 void shms_unborn_abort(shms_unborn *u); /* gives the space back; NULL is allowed */
@@ -248,8 +253,9 @@ int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *
 #define SHMS_TENSOR_META 160 /* bytes that are enough for its result */
 
 /* Writes the metadata of an object whose payload is one tensor in C order, and returns its length, or SHMS_EINVAL.
- * `dtype` is a name of torch's, such as "bfloat16", for a torch.Tensor; or one of numpy's, such as "<f4", for an array.
- * The product of the dimensions and of the bytes of an element must be the payload's size. */
+ * `dtype` is a name of torch's, such as "bfloat16", for a torch.Tensor. Or it is one of numpy's for an array of numbers
+ * ("<f4", "|u1") or bools ("|b1"). The product of the dimensions and of the bytes of an element must be the payload's
+ * size. */
 int shms_tensor_meta(char *out, const char *dtype, const uint64_t *shape, uint32_t n_dims);
 
 #pragma GCC visibility pop

@@ -244,6 +244,7 @@ typedef struct damage {
 static int start(shms_writer **out, const char *name, const shms_options *options, int arena,
                  const shms_expected *expected, damage *damaged) {
     struct shms_writer *w = calloc(1, sizeof *w);
+    *out = NULL;
     if (!w)
         return SHMS_ENOMEM;
     bool keep_leases = !expected || !expected->end_leases;
@@ -298,7 +299,8 @@ static int start(shms_writer **out, const char *name, const shms_options *option
 }
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
-    return start(out, name, options, 0, NULL, &(damage){0});
+    *out = NULL;
+    return options ? start(out, name, options, 0, NULL, &(damage){0}) : SHMS_EINVAL;
 }
 
 int shms_writer_recover(shms_writer **out, const char *name, const shms_expected *expected) {

@@ -97,13 +97,108 @@ TEST(what_only_a_later_version_knows_is_refused) {
     end();
 }
 
+TEST(a_null_is_refused_and_what_a_failed_call_returns_is_null) {
+    begin();
+    const shms_options out_of_range = {.capacity = 0};
+    shms_options right = {.capacity = 1024, .n_readers = 1};
+    void *garbage = payload;
+    shms_writer *made = garbage;
+    CHECK(shms_writer_create(&made, store_name("other"), NULL) == SHMS_EINVAL && !made);
+    made = garbage;
+    CHECK(shms_writer_create(&made, name, &out_of_range) == SHMS_EINVAL && !made);
+    made = garbage;
+    CHECK(shms_writer_create(&made, NULL, &right) == SHMS_EINVAL && !made);
+    made = garbage;
+    CHECK(shms_writer_recover(&made, NULL, NULL) == SHMS_EINVAL && !made);
+    made = garbage;
+    CHECK(shms_writer_join(&made, name, SHMS_ANY_ARENA, NULL) == SHMS_EWRITERACTIVE && !made);
+    CHECK_EQ(0, shms_space_needed(NULL, "/dev/shm"));
+
+    shms_reader *reader = garbage;
+    CHECK(shms_reader_attach(&reader, name, SHMS_MAX_READERS, NULL) == SHMS_EINVAL && !reader);
+    reader = garbage;
+    CHECK(shms_reader_attach(&reader, NULL, 0, NULL) == SHMS_EINVAL && !reader);
+    shms_view *v = garbage;
+    memset(ref, 0, sizeof ref);
+    CHECK(shms_reader_acquire(readers[0], ref, &v) == SHMS_ESTALE && !v);
+    v = garbage;
+    CHECK(shms_reader_find(readers[0], "k", 1, ref, &v) == SHMS_ENOTFOUND && !v);
+
+    shms_object no_key = object_of("k", 1), no_meta = no_key, empty = no_key;
+    no_key.key = no_meta.meta = NULL;
+    empty.key_len = 0;
+    const shms_object *refused[] = {NULL, &no_key, &no_meta, &empty};
+    for (int i = 0; i < 4; i++) {
+        u = garbage;
+        place = garbage;
+        CHECK(shms_writer_begin(w, refused[i], &place, &u) == SHMS_EINVAL && !u && !place);
+        CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, refused[i], payload, ref));
+    }
+    CHECK_EQ(SHMS_EINVAL, shms_unborn_commit(NULL, ref));
+    CHECK_EQ(0, shms_writer_count(w));
+    end();
+}
+
+TEST(a_key_is_utf_8_also_after_its_namespace) {
+    static const char *const keys[] = {"k",
+                                       "\x7f",
+                                       "\xc2\x80",
+                                       "\xe0\xa0\x80",
+                                       "\xed\x9f\xbf",
+                                       "\xee\x80\x80",
+                                       "\xf0\x90\x80\x80",
+                                       "\xf4\x8f\xbf\xbf",
+                                       "\xff\1nk",
+                                       "\xff\2\xc3\xa9\xc3\xa9"};
+    static const char *const others[] = {"\x80",
+                                         "\xbf\xbf",
+                                         "\xc0\x80",
+                                         "\xc1\xbf",
+                                         "\xc3",
+                                         "\xc3k",
+                                         "\xe0\x9f\xbf",
+                                         "\xed\xa0\x80",
+                                         "\xed\xbf\xbf",
+                                         "\xf0\x8f\xbf\xbf",
+                                         "\xf4\x90\x80\x80",
+                                         "\xf8\x88\x80\x80\x80",
+                                         "k\xff",
+                                         "\xff",
+                                         "\xff\1n",
+                                         "\xff\2nk",
+                                         "\xff\1\xffk",
+                                         "\xff\1n\xff"};
+    begin();
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        shms_object o = object_of(keys[i], 1);
+        CHECK_EQ(SHMS_OK, shms_writer_put(w, &o, payload, ref));
+        CHECK_EQ(1, shms_reader_release(readers[0], ref));
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        shms_object o = object_of(others[i], 1);
+        CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, &o, payload, ref));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, &o, &place, &u));
+    }
+    shms_object cut = object_of("\xc3\xa9", 1), unnamed = object_of("\xff", 1);
+    cut.key_len = 1;
+    unnamed.key = "\xff\0kk";
+    unnamed.key_len = 4;
+    CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, &cut, payload, ref));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, &unnamed, payload, ref));
+    end();
+}
+
 TEST(a_tensor_that_cannot_be_described_is_refused) {
+    static const char *const others[] = {NULL,  "",   "<",   "float33", "floa", "float32 ",
+                                         "<f3", "f4", "=f4", "<M8[ns]", "|O"};
     char meta[SHMS_TENSOR_META];
     uint64_t shape[SHMS_MAX_DIMS + 1];
     memset(shape, 0xff, sizeof shape);
-    const char *longest = "a_name_of_32_bytes_of_an_element";
-    CHECK(shms_tensor_meta(meta, longest + 1, shape, SHMS_MAX_DIMS) <= SHMS_TENSOR_META);
-    CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(meta, longest, shape, 1));
-    CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(meta, "", shape, 1));
+    int longest = shms_tensor_meta(meta, "float4_e2m1fn_x2", shape, SHMS_MAX_DIMS);
+    CHECK(0 < longest && longest <= SHMS_TENSOR_META);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(meta, others[i], shape, 1));
     CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(meta, "float32", shape, SHMS_MAX_DIMS + 1));
+    CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(meta, "float32", NULL, 1));
+    CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(NULL, "float32", shape, 1));
 }
