@@ -6,14 +6,11 @@ in flight, and its items are leased and pinned together.
 
 All items of a step are processed before its first request is sent. The clock of a request starts at the lookup in the
 API process's cache, and stops when the last worker has the tensors. So it times the transport alone, without image
-processor and checking. A step consists of attempts. A request goes into the next attempt in two cases:
-
-* Its item was cached when the step was prepared, but an earlier request of the step evicted it: it is processed.
-* The engine or a worker rejected it, because an item is missing there. Its leases are released, the missing items are
-  invalidated, and it is repeated. Its clock goes on.
+processor and checking. An item may be cached when its step is prepared, and evicted by an earlier request of the step:
+then it is processed, and sent in a second attempt.
 
 With `RunSettings.kill` there are two API processes, one after the other. The first one repeats the first half of the
-requests until a process is killed, and leaves the store. The second one takes the store over and sends the other half.
+requests until it is killed. The second one takes the store over and sends the other half.
 """
 
 from __future__ import annotations
@@ -23,12 +20,12 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from statistics import median
+from statistics import mean, median
 from types import FrameType
-from typing import Literal, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn
 
 from examples.demo.messages import (
     FeatureCodec,
@@ -39,7 +36,7 @@ from examples.demo.messages import (
     Progress,
     Request,
     Signal,
-    StepReport,
+    Taken,
     Tally,
     guarded,
     tally,
@@ -54,16 +51,11 @@ from shmstore.multimodal import (
     PlaceholderRange,
     processor_cache_from_config,
 )
-from shmstore.multimodal.values.types import ProcessorOutput, ReceiverInput
-
-_Result = TypeVar("_Result")
 
 SHARE_OF_SHM = 0.8
 """The default capacity is at most this share of the free shared memory."""
 OVERHEAD = 1 << 16
 """More bytes than the key, the metadata and the prompt updates of one item take."""
-MAX_ATTEMPTS = 10
-"""Attempts of one step. A rejected request needs one more; two requests that evict each other need another."""
 
 
 class Expected(NamedTuple):
@@ -128,8 +120,8 @@ def api_process(
             return report
         finally:
             ignore_termination()
-            if cache.writer:  # the next API process has it, or nobody
-                cache.writer.close(unlink=not (settings.kill and not killed and _supervisor_lives()))
+            if cache.writer:
+                cache.writer.close(unlink=True)  # one that is killed leaves it to the next
             cache.close()
 
     def body() -> None:
@@ -183,25 +175,6 @@ def _expect(picture: Picture) -> Expected:
     return Expected(picture, picture.mm_hash(), item_digest(item), item_bytes(item))
 
 
-class _Stopwatch:
-    """Counts calls, and the seconds that they took together."""
-
-    def __init__(self) -> None:
-        self.times = 0
-        self.seconds = 0.0
-
-    def time(self, function: Callable[[], _Result]) -> _Result:
-        start = time.perf_counter()
-        result = function()
-        self.seconds += time.perf_counter() - start
-        self.times += 1
-        return result
-
-    @property
-    def mean_ms(self) -> float:
-        return self.seconds * 1e3 / max(self.times, 1)
-
-
 class _Run:
     """The requests of one API process: their order, their steps, and their figures."""
 
@@ -227,18 +200,13 @@ class _Run:
             half = len(self._order) // 2
             self._numbers = self._numbers[half:] if second else self._numbers[:half]
         self._codec = FeatureCodec()
-        self._hashing = _Stopwatch()
-        self._processing = _Stopwatch()
+        self._processing_s: list[float] = []
         self._started: dict[int, int] = {}
         self._taken: dict[int, int] = {}
         self._transport_ns = 0
         self._mismatched: list[str] = []
         self._checked = 0
-        self._rejected = 0
-        self._entered = sum(cache.is_cached([one.mm_hash for one in expected]))
         self._first_hits: dict[str, bool] = {}
-        self._released = 0
-        self._to_abort, self._to_go_stale = {settings.faults.abort}, {settings.faults.stale}
 
     @property
     def answered_ns(self) -> int:
@@ -262,7 +230,7 @@ class _Run:
             self._run_step(step)
             self._supervisor.send(Progress("sending", step.stop, len(self._order)))
         if self._to_be_killed:
-            self._supervisor.send(Halfway(str(self._settings.kill), tuple(one[1:] for one in self._expected)))
+            self._supervisor.send(Halfway(tuple(one[1:] for one in self._expected)))
             while _supervisor_lives():  # so the kill comes amid requests
                 for step in steps:
                     self._run_step(step)
@@ -270,10 +238,7 @@ class _Run:
         after = self._accounts()
         sizes = {one.mm_hash: one.nbytes for one in self._expected}
         lookups = self._cache.make_stats()
-        evictions = self._entered - sum(self._cache.is_cached(list(sizes)))
         inline = self._cache.inline_full + self._cache.inline_too_large + self._cache.inline_late
-        self._cache.clear_cache()  # the counts, too
-        held_at_end = self._store_stat("objects")  # before the workers end and drop what they hold
         self._engine.send(Signal.FINISH)
         latencies_ns = [self._taken[number] - self._started[number] for number in self._numbers]
         transport_s = self._transport_ns / 1e9
@@ -287,17 +252,12 @@ class _Run:
             hits=lookups.hits,
             bytes_piped=sum(after[name].piped - before[name].piped for name in after),
             bytes_copied=sum(after[name].copied - before[name].copied for name in after),
-            evictions=evictions,
             sent_inline=inline,
-            rejected=self._rejected,
-            leases_released=self._released,
-            held_at_end=held_at_end,
             checked=self._checked,
             mismatches=len(self._mismatched),
             mismatched_names=tuple(sorted(set(self._mismatched))),
-            processed=self._processing.times,
-            processing_ms=self._processing.mean_ms,
-            hashing_ms=self._hashing.mean_ms,
+            processed=len(self._processing_s),
+            processing_ms=mean(self._processing_s) * 1e3 if self._processing_s else 0,
             total_s=total_s,
             memory={
                 name: replace(now.memory, growth=now.memory.own - before[name].memory.own)
@@ -308,110 +268,72 @@ class _Run:
             settings=self._settings,
             distinct_items=len(sizes),
             distinct_bytes=sum(sizes.values()),
-            smallest_bytes=min(sizes.values()),
-            largest_bytes=max(sizes.values()),
             capacity=capacity,
             modes={mode: figures},
         )
 
     def _accounts(self) -> dict[str, Tally]:
         """Return the tally of each process by its name, while all of them have everything open."""
-        tallies = [tally("API", (self._engine,), self._codec, self._store_stat("put_bytes"))]
+        stored = self._cache.writer.stats().put_bytes if self._cache.writer else 0
+        tallies = [tally("API", (self._engine,), self._codec, stored)]
         self._engine.send(Signal.ACCOUNT)
         tallies += [self._engine.receive() for _ in range(self._settings.workers + 1)]
         return {one.process: one for one in sorted(tallies, key=lambda one: (len(one.process), one.process))}
 
-    def _store_stat(self, name: Literal["objects", "put_bytes"]) -> int:
-        """Return a count of the store; 0 if the mode has no store."""
-        writer = self._cache.writer
-        return 0 if writer is None else getattr(writer.stats(), name)
-
     def _run_step(self, step: range) -> None:
         pending: list[int] = list(step)
-        for _ in range(MAX_ATTEMPTS):
+        while pending:
             pending = self._attempt(pending)
-            if not pending:
-                return
-        raise RuntimeError(f"requests {pending} did not go through in {MAX_ATTEMPTS} attempts")
 
     def _attempt(self, numbers: Sequence[int]) -> list[int]:
-        """Send these requests and wait for the reports; return the requests to repeat."""
+        """Send these requests and wait for the reports; return those whose item must be processed first."""
         inputs = {number: self._prepare(self._of(number)) for number in numbers}
-        sent: dict[int, ReceiverInput] = {}
-        again: list[int] = []
+        sent: list[int] = []
         start = time.monotonic_ns()
-        try:
-            for number in numbers:
-                if not self._send_one(number, inputs.pop(number), sent):
-                    again.append(number)
-            self._engine.send(Signal.STEP_END)
-            again += self._collect(sent)
-        except BaseException:
-            self._release(sent.values())
-            raise
-        self._transport_ns += max((self._taken[number] - start for number in sent if number in self._taken), default=0)
-        return sorted(again)
+        for number in numbers:
+            if self._send_one(number, inputs.pop(number)):
+                sent.append(number)
+        self._engine.send(Signal.STEP_END)
+        self._collect()
+        self._transport_ns += max((self._taken[number] - start for number in sent), default=0)
+        return [number for number in numbers if number not in sent]
 
     def _prepare(self, one: Expected) -> Processed | None:
         """Return the item and its prompt updates, or None if they are cached."""
-        mm_hash = self._hashing.time(one.picture.mm_hash)
-        known = self._cache.is_cached_item(mm_hash)
-        self._first_hits.setdefault(mm_hash, known)
-        return None if known else self._processing.time(one.picture.process)
+        known = self._cache.is_cached_item(one.picture.mm_hash())  # a request brings its image, not the hash
+        self._first_hits.setdefault(one.mm_hash, known)
+        if known:
+            return None
+        start = time.perf_counter()
+        processed = one.picture.process()
+        self._processing_s.append(time.perf_counter() - start)
+        return processed
 
-    def _send_one(self, number: int, given: Processed | None, sent: dict[int, ReceiverInput]) -> bool:
-        """Send one request and record its data in `sent`; return whether it was sent."""
+    def _send_one(self, number: int, given: Processed | None) -> bool:
+        """Send one request, and start its clock; return False if its item was evicted since `_prepare`."""
         one = self._of(number)
-        self._started.setdefault(number, time.monotonic_ns())
+        started = time.monotonic_ns()
         try:
-            data, updates = self._exchange(given, one.mm_hash)
+            data, updates = self._cache.get_and_update_item(given, one.mm_hash)
         except CacheMissError:
-            del self._started[number]  # its clock starts when it has been processed
             return False
-        sent[number] = data
-        if number in self._to_abort:
-            self._to_abort.clear()
-            self._release([sent.pop(number)])
-            return False
-        if number in self._to_go_stale:
-            self._to_go_stale.clear()
-            self._release([data])
-            self._cache.invalidate([one.mm_hash])
-        wrong_bits = number == self._settings.faults.spoil
+        self._started[number] = started
         update = updates[0].with_item_idx(0)
         place = PlaceholderRange(0, len(update.content))  # the only item of a prompt
-        self._engine.send(Request(number, bytes([one.digest[0] ^ wrong_bits]) + one.digest[1:]))
+        self._engine.send(Request(number, one.digest))
         feature = MultiModalFeatureSpec(data, update.modality, one.mm_hash, place)
         self._engine.send_bytes(self._codec.encode([feature]))
         return True
 
-    def _exchange(self, given: Processed | None, mm_hash: str) -> ProcessorOutput:
-        """Return the data to send; raise CacheMissError if the item was cached in `_prepare` and no longer is."""
-        known = given is None or self._cache.is_cached_item(mm_hash)
-        output = self._cache.get_and_update_item(given, mm_hash)
-        self._entered += not known and self._cache.is_cached_item(mm_hash)
-        return output
-
-    def _release(self, sent: Iterable[ReceiverInput]) -> None:
-        self._released += self._cache.release(sent)
-
-    def _collect(self, sent: dict[int, ReceiverInput]) -> list[int]:
-        """Wait for the reports on these requests; return the rejected ones, ready to be repeated."""
-        missing: dict[int, set[str]] = {}
-        for _ in range(1 + self._settings.workers):
-            report: StepReport = self._engine.receive()
-            for rejected in report.rejected:
-                missing.setdefault(rejected.number, set()).update(rejected.mm_hashes)
-            for taken in report.taken:
+    def _collect(self) -> None:
+        """Wait until each worker has reported on this step."""
+        for _ in range(self._settings.workers):
+            report: list[Taken] = self._engine.receive()
+            for taken in report:
                 self._taken[taken.number] = max(self._taken.get(taken.number, 0), taken.taken_ns)
                 self._checked += 1
                 if not taken.equal:
                     self._mismatched.append(self._of(taken.number).picture.name)
-        for number, mm_hashes in missing.items():
-            self._release([sent[number]])
-            self._cache.invalidate(mm_hashes)
-        self._rejected += len(missing)
-        return list(missing)
 
     def _of(self, number: int) -> Expected:
         return self._expected[self._order[number]]

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from examples.demo import messages
 from examples.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
 from examples.demo.modes import MODES
-from examples.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
-from examples.demo.records import KILLABLE, MAX_WORKERS, DemoReport, RunSettings
+from examples.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource
+from examples.demo.records import MAX_WORKERS, DemoReport, RunSettings
 from examples.demo.report import print_report
 from examples.demo.supervisor import DemoError, Observer, run_mode
 from shmstore.cli.command import (
@@ -102,16 +102,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kill",
-        choices=KILLABLE,
-        help=f"kill this process halfway, start all again, and show that the store kept every hit (mode shm only): "
-        f"{', '.join(KILLABLE)}",
+        choices=("api",),
+        help="kill the API process halfway, start all again, and show that the store kept every hit (mode shm only)",
     )
     parser.add_argument(
         "--images",
         type=Path,
         metavar="DIR",
-        help="folder of your own images; it warns of those that it cannot use (default: photographs of scikit-image "
-        "and scikit-learn)",
+        help="folder of your own images (default: photographs of scikit-image and scikit-learn)",
     )
     add_json(parser)
 
@@ -123,10 +121,10 @@ def _run(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         seed=arguments.seed,
         in_flight=arguments.in_flight,
-        kill=arguments.kill,
+        kill=arguments.kill is not None,
     )
     if settings.kill and (problem := _misfit(arguments)):
-        return complain(f"--kill {settings.kill} {problem}", EXIT_USAGE)
+        return complain(f"--kill api {problem}", EXIT_USAGE)
     try:
         paths = folder_photographs(arguments.images) if arguments.images else None
         needed = PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES
@@ -135,11 +133,9 @@ def _run(arguments: argparse.Namespace) -> int:
             return complain(
                 f"{', '.join(missing)} not installed; in the source tree: pip install '.[demo]'", EXIT_USAGE
             )
-        paths = _usable(arguments.images, paths) if paths else shipped_photographs()
+        paths = paths or shipped_photographs()
     except ImageError as error:
         return complain(error, EXIT_USAGE)
-    except KeyboardInterrupt:
-        return complain("interrupted", EXIT_INTERRUPTED)
     mode = "shm" if settings.kill else arguments.mode
     modes = tuple(MODES) if mode == ALL else (mode,)
     return execute(settings, PhotographSource(paths), modes=modes, as_json=arguments.json)
@@ -154,19 +150,6 @@ def _misfit(arguments: argparse.Namespace) -> str | None:
     if arguments.rounds < 2:
         return "needs each image before and after the kill, not --rounds 1: use --rounds 2 or more"
     return None
-
-
-def _usable(folder: Path, paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Return the images that can be used, and warn of each of the others."""
-    with _terminated_as_interrupted(), _progress_bar() as bar:
-        usable, errors = usable_photographs(
-            paths, lambda done: bar.progressed("images", messages.Progress("checking", done, len(paths)))
-        )
-    for error in errors:
-        complain(f"skipped {error}")
-    if not usable:
-        raise ImageError(f"{folder}: none of its {len(paths)} images can be used")
-    return usable
 
 
 def execute(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 _MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(?P<path>.*)")
@@ -21,41 +20,25 @@ class Memory:
     """Its heap and stacks, which no other process sees."""
     segment: int
     """Its share of the segments in shared memory that it maps."""
-    total: int
-    """Own, segment, and its share of other shared pages, such as libraries (PSS)."""
-    slack: int = 0
-    """Free memory that its allocator had kept and then returned; not part of the others."""
     growth: int = 0
     """Growth of `own` since before the first request, when libraries and pictures were already loaded."""
 
 
 def resident_memory() -> Memory:
-    """Return the memory of this process; free memory in its allocator is returned first, and is `slack`."""
-    with_slack = parse_smaps(_smaps())
+    """Return the memory of this process, after its allocator has returned what is free."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in GNU's C library
     if trim is not None:
         trim(ctypes.c_size_t(0))
-    memory = parse_smaps(_smaps())
-    return replace(memory, slack=max(0, with_slack.own - memory.own))
-
-
-def _smaps() -> list[str]:
-    return Path("/proc/self/smaps").read_text().splitlines()
-
-
-def parse_smaps(lines: Iterable[str]) -> Memory:
-    """Return the sums over the mappings of a process, from the lines of /proc/PID/smaps."""
-    own = segment = total = 0
+    own = segment = 0
     in_segment = False
-    for line in lines:
+    for line in Path("/proc/self/smaps").read_text().splitlines():
         field = _FIELD.match(line)
         if field is None:
             mapping = _MAPPING.match(line)
             if mapping is not None:
                 in_segment = mapping["path"].startswith(_SHARED_MEMORY)
         elif field["name"] == "Pss":
-            total += int(field["kib"]) * 1024
             segment += in_segment * int(field["kib"]) * 1024
         elif field["name"] == "Anonymous":
             own += int(field["kib"]) * 1024
-    return Memory(own, segment, total)
+    return Memory(own, segment)

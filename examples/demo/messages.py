@@ -31,7 +31,7 @@ class Signal(Enum):
     READY = auto()
     """Worker to API: this rank has its cache."""
     STEP_END = auto()
-    """API to engine and workers: check and drop the items of this step, then answer with a `StepReport`."""
+    """API to workers: check and drop the items of this step, then answer with a list of `Taken`."""
     ACCOUNT = auto()
     """API to engine and workers: answer with a `Tally`."""
     FINISH = auto()
@@ -57,14 +57,6 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """A request that went no further, because the engine or a worker lacks items that it expects."""
-
-    number: int
-    mm_hashes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Taken:
     """One item in one worker."""
 
@@ -73,14 +65,6 @@ class Taken:
     """`time.monotonic_ns`, one clock for all processes, when the tensors were there and not yet checked."""
     equal: bool
     """Whether every byte is as it was sent."""
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """Engine and workers to API: what came of the requests of a step."""
-
-    taken: tuple[Taken, ...]
-    rejected: tuple[Rejected, ...]
 
 
 @dataclass(frozen=True)
@@ -106,10 +90,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Halfway:
-    """API to supervisor: half of the requests are answered, and a process is to be killed."""
+    """API to supervisor: half of the requests are answered, and this process is to be killed."""
 
-    victim: str
-    """One of `KILLABLE`."""
     known: tuple[tuple[str, bytes, int], ...]
     """Hash, digest and size of each image's item, so that the next API process need not process it to check it."""
 

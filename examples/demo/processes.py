@@ -16,16 +16,13 @@ from examples.demo.messages import (
     FeatureCodec,
     Link,
     Opening,
-    Rejected,
     Request,
     Signal,
-    StepReport,
     Taken,
     guarded,
     tally,
 )
 from examples.demo.processing import item_digest
-from shmstore import CacheMissError
 from shmstore.multimodal import (
     BaseMultiModalReceiverCache,
     MultiModalFeatureSpec,
@@ -46,7 +43,6 @@ class _Engine:
         self._api = api
         self._cache: BaseMultiModalReceiverCache | None = None
         self._codec = FeatureCodec()
-        self._rejected: list[Rejected] = []
 
     def run(self) -> None:
         by_connection = {worker.incoming: worker for worker in self._workers}
@@ -59,16 +55,11 @@ class _Engine:
 
     def _take(self, message: object) -> object:
         if isinstance(message, Request):
-            payload = self._filled_in(message.number, self._api.receive_bytes())
-            if payload is not None:
-                self._tell_workers(message, payload)
+            self._tell_workers(message, self._filled_in(self._api.receive_bytes()))
             return message
         self._tell_workers(message)
         if isinstance(message, Opening):
             self._cache = engine_receiver_cache_from_config(message.config)
-        elif message is Signal.STEP_END:
-            self._api.send(StepReport((), tuple(self._rejected)))
-            self._rejected.clear()
         elif message is Signal.ACCOUNT:
             self._api.send(tally("engine", (self._api, *self._workers), self._codec))
         return message
@@ -79,16 +70,12 @@ class _Engine:
             if payload is not None:
                 worker.send_bytes(payload)
 
-    def _filled_in(self, number: int, payload: bytes) -> bytes | None:
-        """Return the workers' payload, which is `payload` itself without a cache; None if the request is rejected."""
+    def _filled_in(self, payload: bytes) -> bytes:
+        """Return the workers' payload, which is `payload` itself without a cache."""
         if self._cache is None:
             return payload
         features = self._codec.decode(payload)
-        try:
-            self._cache.get_and_update_features(features)
-        except CacheMissError as miss:
-            self._rejected.append(Rejected(number, tuple(miss.mm_hashes)))
-            return None
+        self._cache.get_and_update_features(features)
         return self._codec.encode(features)
 
 
@@ -112,7 +99,6 @@ class _Worker:
         self._cache = cache
         self._codec = FeatureCodec()
         self._taken: list[tuple[Request, MultiModalKwargsItem, int]] = []
-        self._rejected: list[Rejected] = []
 
     def run(self) -> None:
         while (message := self._engine.receive()) is not Signal.FINISH:
@@ -125,22 +111,14 @@ class _Worker:
 
     def _take(self, request: Request) -> None:
         features = self._codec.decode(self._engine.receive_bytes())
-        try:
-            if self._cache is not None:
-                self._cache.get_and_update_features(features)
-        except CacheMissError as miss:
-            self._rejected.append(Rejected(request.number, tuple(miss.mm_hashes)))
-            return
+        if self._cache is not None:
+            self._cache.get_and_update_features(features)
         self._taken.append((request, _item(features), time.monotonic_ns()))
 
-    def _checked(self) -> StepReport:
+    def _checked(self) -> list[Taken]:
         """Return the report of the step, with its views dropped: its reader may count on their room."""
-        taken = tuple(
-            Taken(request.number, at, item_digest(item) == request.digest) for request, item, at in self._taken
-        )
-        report = StepReport(taken, tuple(self._rejected))
+        report = [Taken(request.number, at, item_digest(item) == request.digest) for request, item, at in self._taken]
         self._taken.clear()
-        self._rejected.clear()
         return report
 
 

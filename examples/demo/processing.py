@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -102,25 +102,6 @@ class PhotographSource:
         processor = load_processor()
         for path in self.paths:
             yield Photograph(path, load_image(path), processor)
-
-
-def usable_photographs(
-    paths: Sequence[Path], progressed: Callable[[int], None]
-) -> tuple[tuple[Path, ...], tuple[ImageError, ...]]:
-    """Return those of `paths` that can be read and processed, and the errors of the others; `progressed` counts them.
-
-    Every image is processed as in a run, so all errors are found together and before the first run.
-    """
-    processor = load_processor()
-    usable, errors = [], []
-    for number, path in enumerate(paths, 1):
-        try:
-            Photograph(path, load_image(path), processor).process()
-            usable.append(path)
-        except ImageError as error:
-            errors.append(error)
-        progressed(number)
-    return tuple(usable), tuple(errors)
 
 
 def load_processor() -> Any:

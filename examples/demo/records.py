@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from examples.demo.memory import Memory
@@ -12,21 +12,6 @@ SHARE_OF_DATA = 0.6
 MEGABYTE = 1_000_000
 MAX_WORKERS = 64
 """A store allows more, but here each worker is a process with its own interpreter and torch, some 150 MB."""
-SHOWN_SETTINGS = ("workers", "rounds", "seed", "in_flight", "kill")
-KILLABLE = ("api", "engine", "worker")
-"""The processes that a run can kill, in the order in which they start; of the workers, the first."""
-
-
-@dataclass(frozen=True)
-class Faults:
-    """Numbers of requests to disturb, to show that a fault is noticed or heals; None disturbs no request."""
-
-    spoil: int | None = None
-    """Its digest is sent with one wrong bit."""
-    abort: int | None = None
-    """It is given up after the API process's cache has recorded it and before it is sent, then repeated."""
-    stale: int | None = None
-    """Before its workers read, its lease is released and its item invalidated, as for an aborted request."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +27,8 @@ class RunSettings:
     """Seed of the order of the requests."""
     in_flight: int = 4
     """Requests of one step; all of them are sent before the first one is reported."""
-    kill: str | None = None
-    """The process to kill when half of the requests are answered: one of `KILLABLE`.
-
-    New processes send the other half."""
-    faults: Faults = field(default_factory=Faults)
+    kill: bool = False
+    """Whether to kill the API process when half of the requests are answered; new processes send the other half."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +37,7 @@ class ModeFigures:
 
     requests: int
     items_per_s: float
-    """Requests per second of transport, which excludes processing, hashing and checking."""
+    """Requests per second of transport, which excludes processing and checking."""
     megabytes_per_s: float
     """10^6 bytes of tensors per second of transport; an item counts once, however many workers get it."""
     latency_median_us: float
@@ -68,16 +50,8 @@ class ModeFigures:
     """Bytes that all processes wrote to pipes."""
     bytes_copied: int
     """Bytes that all processes copied into and out of pipes, the store, and pickles."""
-    evictions: int
-    """Items that were cached, and are no longer cached after the last request."""
     sent_inline: int
     """Items that found no room in the store and travelled through the pipes instead."""
-    rejected: int
-    """Times that a request was repeated because the engine or a worker lacked an item."""
-    leases_released: int
-    """Leases released because their request was aborted or rejected."""
-    held_at_end: int
-    """Objects in the store that were still held at the end; anything but 0 is a leak."""
     checked: int
     """Items compared byte for byte, counted for each worker."""
     mismatches: int
@@ -87,8 +61,6 @@ class ModeFigures:
     """Requests for which the image processor ran, because their item was not cached."""
     processing_ms: float
     """Mean time of the image processor, 0 if it did not run; transport excludes it."""
-    hashing_ms: float
-    """Mean time of the content hash per request; transport excludes it."""
     total_s: float
     """Wall time of all requests, with processing and checking."""
     memory: dict[str, Memory]
@@ -118,10 +90,6 @@ class DemoReport:
     settings: RunSettings
     distinct_items: int
     distinct_bytes: int
-    smallest_bytes: int
-    """Bytes of the smallest item."""
-    largest_bytes: int
-    """Bytes of the largest item."""
     capacity: int
     """Bytes of items that each mode may keep."""
     modes: dict[str, ModeFigures]
@@ -136,10 +104,4 @@ class DemoReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as values that `json.dumps` takes."""
-        values = asdict(self)
-        settings = values.pop("settings")
-        return {
-            "ok": self.ok,
-            **{name: settings[name] for name in SHOWN_SETTINGS},
-            **values,
-        }
+        return {"ok": self.ok, **asdict(self)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from examples.demo.memory import Memory
 from examples.demo.modes import MODES
-from examples.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, Restart
+from examples.demo.records import MEGABYTE, DemoReport, ModeFigures, Restart
 
 _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("wall time, all included, s", lambda figures: figures.total_s, ",.2f"),
@@ -21,13 +21,11 @@ _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("hit ratio", lambda figures: figures.hit_ratio, ".1%"),
     ("sent between processes, MB", lambda figures: figures.bytes_piped / MEGABYTE, ",.1f"),
     ("copied, MB", lambda figures: figures.bytes_copied / MEGABYTE, ",.1f"),
-    ("evictions", lambda figures: figures.evictions, ",d"),
     ("sent inline", lambda figures: figures.sent_inline, ",d"),
     ("checked byte for byte", lambda figures: figures.checked, ",d"),
     ("wrong", lambda figures: figures.mismatches, ",d"),
     ("images processed", lambda figures: figures.processed, ",d"),
     ("image processor, ms each", lambda figures: figures.processing_ms, ",.1f"),
-    ("content hash, ms a request", lambda figures: figures.hashing_ms, ",.1f"),
 )
 
 
@@ -44,14 +42,6 @@ def print_report(report: DemoReport, console: Console) -> None:
         f"{settings.rounds} rounds, {settings.workers} workers, {settings.in_flight} in flight",
         highlight=False,
     )
-    wanted = int(report.distinct_bytes * SHARE_OF_DATA)
-    if settings.capacity is None and report.capacity < wanted:
-        console.print(
-            f"/dev/shm has no room for the {wanted / MEGABYTE:.0f} MB that the demo wants (containers: --shm-size). "
-            "Items that find no room travel inline.",
-            style="yellow",
-            highlight=False,
-        )
     table = Table()
     table.add_column("")
     for mode in report.modes:
@@ -66,8 +56,14 @@ def print_report(report: DemoReport, console: Console) -> None:
     console.print(table)
     for mode in report.modes:
         console.print(f"{mode}: {MODES[mode].summary}", style="dim", highlight=False)
-    for warning in _too_small(report):
-        console.print(warning, style="yellow", highlight=False)
+    for mode, figures in report.modes.items():
+        if figures.sent_inline:
+            console.print(
+                f"{mode}: {figures.sent_inline} of {figures.requests} requests found no room and went inline, through "
+                "the pipes: raise --capacity, and the room in /dev/shm (containers: --shm-size).",
+                style="yellow",
+                highlight=False,
+            )
     console.print(
         "Wall time is the time of all requests, with processing and checking, which every mode does in the same way; "
         "it excludes the start of the processes. Transport excludes processing and checking: its clock runs from the "
@@ -91,7 +87,7 @@ def _print_restart(report: DemoReport, restart: Restart, console: Console) -> No
     console.print(
         f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB, all of them in the store; "
         f"{settings.rounds} rounds, {settings.workers} workers, {settings.in_flight} in flight\n"
-        f"Halfway, SIGKILL ended one process ({settings.kill}); then the others ended, and new ones were started.",
+        "Halfway, SIGKILL ended the API process; then the others ended, and new ones were started.",
         highlight=False,
     )
     table = Table(show_header=False)
@@ -126,21 +122,6 @@ def _print_wrong(mode: str, figures: ModeFigures, console: Console) -> None:
         names = ", ".join(figures.mismatched_names)
         message = f"{mode}: {figures.mismatches} of {figures.checked} arrived wrong: {names}"
         console.print(Text(message, style="bold red"))
-
-
-def _too_small(report: DemoReport) -> Iterator[str]:
-    """Yield a warning for each way in which the capacity is too small."""
-    small, large, capacity = (
-        f"{nbytes / MEGABYTE:,.1f} MB" for nbytes in (report.smallest_bytes, report.largest_bytes, report.capacity)
-    )
-    if report.smallest_bytes > report.capacity:
-        yield f"No image fits into the cache of {capacity}: the smallest has {small}. Raise --capacity."
-    for mode, figures in report.modes.items():
-        if figures.sent_inline:
-            yield (
-                f"{mode}: {figures.sent_inline} of {figures.requests} requests found no room and went inline, "
-                f"through the pipes; images have {small} to {large}, the cache has {capacity}. Raise --capacity."
-            )
 
 
 def _memory_cell(processes: Sequence[Memory]) -> str:

@@ -4,8 +4,8 @@ The sentinel of a process shows its end, without a timeout. A process that stops
 nothing, so the error names the process that ended first. At the end, also after an error or Ctrl-C, every process is
 ended and reaped, and the segment is unlinked if the API process could not do so.
 
-With `RunSettings.kill` a run has two generations of processes and one store. The supervisor kills a process of the
-first generation, waits until the others have ended because of it, and starts the second one.
+With `RunSettings.kill` a run has two generations of processes and one store. The supervisor kills the first API
+process, waits until the others have ended because of it, and starts the second generation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from examples.demo.messages import Failure, Halfway, Killed, Link, Progress
 from examples.demo.modes import MODES
 from examples.demo.processes import engine_process, worker_process
 from examples.demo.processing import PictureSource
-from examples.demo.records import KILLABLE, DemoReport, RunSettings
+from examples.demo.records import DemoReport, RunSettings
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
 """Starts the processes."""
@@ -86,7 +86,7 @@ def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: 
                 clean = True
                 return outcome
             killed = Killed(time.monotonic_ns(), outcome.known)
-            children[KILLABLE.index(outcome.victim)].process.kill()
+            children[0].process.kill()
             end_all(children, in_order=True)  # the others end because their peer is gone
     finally:
         with interrupts_held_back():  # a second Ctrl-C must not interrupt this

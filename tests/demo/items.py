@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from pathlib import Path
 
@@ -75,6 +75,29 @@ class NotedItems(RandomItems):
     def __iter__(self) -> Iterator[Picture]:
         for number, rows in enumerate(self.rows):
             yield NotedPicture(number, rows, notes=self.notes)
+
+
+@dataclass(frozen=True)
+class SpoiltPicture(RandomPicture):
+    """A picture whose item has one wrong bit from the second time on that it is processed."""
+
+    times: list[int] = field(default_factory=list)
+
+    def process(self) -> Processed:
+        item, updates = super().process()
+        self.times.append(1)
+        if len(self.times) > 1:
+            item["pixel_values"].data.view(torch.int32)[0, 0] ^= 1
+        return item, updates
+
+
+@dataclass(frozen=True)
+class SpoiltItems(RandomItems):
+    """Pictures of which the first is spoilt."""
+
+    def __iter__(self) -> Iterator[Picture]:
+        yield SpoiltPicture(0, self.rows[0])
+        yield from list(super().__iter__())[1:]
 
 
 @dataclass(frozen=True)
