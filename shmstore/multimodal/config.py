@@ -13,7 +13,7 @@ from typing import Literal
 
 from shmstore.errors import kind_of, shown
 from shmstore.places import folder_of
-from shmstore.store.arguments import checked_name
+from shmstore.store.arguments import checked_id, checked_name
 from shmstore.tiers.urls import read_url
 
 GIB = 1 << 30
@@ -55,6 +55,10 @@ class MultiModalCacheConfig:
     replica (`data_parallel_external_lb`) needs its own."""
     shm_dir: str | None = None
     """Folder of the segment, as this process sees it; None means that of SHMSTORE_DIR, without it /dev/shm."""
+    shm_gid: int | None = None
+    """Group that may use the segment, too (mode 0660), with `shm_allow_uid`; None means its own user alone."""
+    shm_allow_uid: int | None = None
+    """User who owns the segment, for the processes of all its users, if `shm_gid` is set; only that user creates it."""
     shm_prefault: bool = False
     """Whether to touch every page of the segment at the start, so that no request pays for it. For `shm` only."""
     tier_url: str | None = dataclasses.field(default=None, repr=False)  # it may have a password
@@ -113,16 +117,17 @@ class MultiModalCacheConfig:
                 bounds = "of at least 1" if most == math.inf else f"from 1 to {most}"
                 raise ValueError(f"{name} must be an integer {bounds}, not {shown(number)}")
             object.__setattr__(self, name, int(number))
-        if self.shm_name is not None:
-            try:
-                checked_name(self.shm_name)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"shm_name cannot be {shown(self.shm_name)}: {error}") from None
-        if self.shm_dir is not None:
-            try:
-                folder_of(self.shm_dir)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"shm_dir cannot be {shown(self.shm_dir)}: {error}") from None
+        for name, check in (
+            ("shm_name", checked_name),
+            ("shm_dir", folder_of),
+            ("shm_gid", checked_id),
+            ("shm_allow_uid", checked_id),
+        ):
+            if (given := getattr(self, name)) is not None:
+                try:
+                    check(given)
+                except (TypeError, ValueError) as error:
+                    raise ValueError(f"{name} cannot be {shown(given)}: {error}") from None
         for name, kind in (("tier_url", str | None), ("tier_namespace", str)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} must be a string, not {kind_of(getattr(self, name))}")

@@ -54,7 +54,11 @@ def processor_cache_from_config(
     if config.cache_type == "lru":
         return MultiModalProcessorSenderCache(config, types=types)
     name = config.shm_name
-    make = ObjectStoreWriter.create if name is None else partial(ObjectStoreWriter.open, name, keep=keep)
+    make = (
+        ObjectStoreWriter.create
+        if name is None
+        else partial(ObjectStoreWriter.open, name, keep=keep, allow_uid=config.shm_allow_uid)
+    )
     try:
         writer = make(
             capacity=config.ipc_cache_bytes,
@@ -65,6 +69,8 @@ def processor_cache_from_config(
             max_objects=config.shm_max_objects,
             prefault=config.shm_prefault,
             dir=config.shm_dir,
+            mode=0o600 if config.shm_gid is None else 0o660,
+            gid=config.shm_gid,
         )
     except WriterActiveError as error:
         hint = f"give each replica (data_parallel_external_lb) its own shm_name, or omit it; or {error.hint}"
@@ -147,7 +153,14 @@ def worker_receiver_cache_from_config(
             f"store is missing; pass the sender's handle, set {HANDLE_VARIABLE} to its to_json(), or set shm_name"
         )
     waits = wait if isinstance(store, str) else None  # who has a handle has a store
-    reader = ObjectStoreReader.attach(store, rank=rank, n_readers=config.n_readers, wait=waits, dir=config.shm_dir)
+    reader = ObjectStoreReader.attach(
+        store,
+        rank=rank,
+        n_readers=config.n_readers,
+        wait=waits,
+        dir=config.shm_dir,
+        allow_uid=config.shm_allow_uid,
+    )
     try:
         relay = relay or os.environ.get(RELAY_VARIABLE) or None
         return ShmObjectStoreReceiverCache(reader, types=types, policy=policy, relay=relay)

@@ -76,6 +76,11 @@ def checked_name(name: Any) -> str:
     return name
 
 
+def checked_id(value: Any) -> int:
+    """Return the number of a user or group; TypeError or ValueError if no store can have it."""
+    return int_of("the number of a user or group", value, 0, _MAX_UID)
+
+
 def checked_access(mode: Any, gid: Any) -> tuple[int, int | None]:
     """Return permissions and group of a store; TypeError or ValueError if no store can have them."""
     mode = int_of("mode", mode, 0o600, 0o666, "an int, such as 0o660")

@@ -218,7 +218,7 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
     return SharedMemoryError(f"{path} cannot be used: {error.strerror}", number=error.errno, hint=hint)
 
 
-def foreign(name: str, may_allow: bool) -> ForeignStoreError:
+def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:
     """Return the error for a store that belongs to another user, or that other users may open.
 
     `may_allow` says whether the call has the option `allow_uid`.

@@ -160,8 +160,8 @@ class Openable(Closable):
         options: native.Options,
         serde: ObjectSerde,
         quotas: Mapping[str, int] | None,
-        mode: int = 0o600,
-        gid: int | None = None,
+        mode: int,
+        gid: int | None,
     ) -> Self:
         orphans.remove_dead(parts_of(name)[0])
         writer = None
@@ -269,7 +269,7 @@ class Openable(Closable):
                 raise diagnostics.other_options(name, required) from None
             raise diagnostics.another_layout(error, name, expected[2]) from None
         except ForeignStoreError:
-            raise diagnostics.foreign(name, may_allow=options is None) from None
+            raise diagnostics.foreign(name) from None
         except OSError as error:
             raise diagnostics.unusable(error, name) from None
         except CorruptStoreError:
@@ -322,6 +322,9 @@ class Openable(Closable):
         keep_leases: bool = False,
         wait: float = 60.0,
         dir: Folder | None = None,
+        mode: int = 0o600,
+        gid: int | None = None,
+        allow_uid: int | None = None,
     ) -> Self:
         """Take over the store that a dead or closed writer left under this name, or create it.
 
@@ -332,6 +335,8 @@ class Openable(Closable):
         the same options, all its objects come along; `recovered` is their number. Its leases end, because the requests
         of the dead writer died with it; `keep_leases` keeps them. With `keep` False a store that this call creates ends
         with its processes, as one with a generated name does; its name must begin with "shmstore-".
+        `allow_uid` is that of `recover`, by default this user if `mode` lets others in. Only that user creates the
+        store, or replaces it; for another one the call waits up to `wait` seconds, then raises StoreNotFoundError.
 
         A store with other options, of another version or damaged is removed and created again, with a warning in the
         log. With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is
@@ -349,8 +354,10 @@ class Openable(Closable):
         check_bools(keep=keep, keep_leases=keep_leases)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)
-        expected, chosen_serde = expected_store(checked_name(name), None, "name", dir), checked_serde(serde)
-        chosen = expected[0]
+        access = checked_access(mode, gid)
+        owner = os.geteuid() if allow_uid is None and access[0] & 0o077 else allow_uid
+        expected, chosen_serde = expected_store(checked_name(name), owner, "name", dir), checked_serde(serde)
+        chosen, owns = expected[0], owner in (None, os.geteuid())
         accept = on_mismatch == "accept"
         arena = None if options.n_writers == 1 and not accept else native.ANY_ARENA
         if on_mismatch not in ("recreate", "raise", "accept"):
@@ -365,16 +372,20 @@ class Openable(Closable):
                     expected, chosen_serde, quotas, options=options, accept=accept, arena=arena, keep_leases=keep_leases
                 )
             except StoreNotFoundError as error:
-                if error._code == native.CREATING:
+                if error._code == native.CREATING or not owns:
                     if (left := end - time.monotonic()) <= 0:
-                        raise diagnostics.creating(chosen, wait) from None
+                        if error._code == native.CREATING:
+                            raise diagnostics.creating(chosen, wait) from None
+                        raise
                     native.await_creation(chosen, min(left, 1))  # its creator may die meanwhile
                     continue
                 try:
-                    return cls._create(chosen, options, chosen_serde, limits)
+                    return cls._create(chosen, options, chosen_serde, limits, *access)
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:
+                if not owns:
+                    raise
                 orphans.make_room(chosen, seen, error, on_mismatch != "recreate", options)
                 continue
             if not keep:

@@ -183,7 +183,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         except LayoutMismatchError as error:
             raise diagnostics.another_layout(error, name, ranks) from None
         except ForeignStoreError:
-            raise diagnostics.foreign(name, may_allow=True) from None
+            raise diagnostics.foreign(name) from None
         except OSError as error:
             raise diagnostics.unusable(error, name) from None
         except ValueError as error:

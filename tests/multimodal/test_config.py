@@ -43,6 +43,8 @@ SMALL = MIB / GIB
         ("cache_type", ["disk", None, ""]),
         ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800"]),
         ("shm_dir", ["", 3, "a\0", "x" * 4000]),
+        ("shm_gid", [-1, "users", True, 2**32 - 1]),
+        ("shm_allow_uid", [-1, "root", 1.0]),
         ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400]),
         ("shm_prefault", [1, None, True]),
         ("relay", [1, None, True]),

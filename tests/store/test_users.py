@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +15,11 @@ import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
-from shmstore.errors import ForeignStoreError, SharedMemoryError, ShmStoreError
+from shmstore.errors import ForeignStoreError, LayoutMismatchError, SharedMemoryError, ShmStoreError, StoreNotFoundError
+from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.store import orphans
-from tests.support import SHM, Child, raises, store_name
+from tests.multimodal.helpers import item, shm_sender, shm_worker
+from tests.support import SHM, Child, Signal, raises, store_name
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which root alone may")
 
@@ -38,16 +41,21 @@ def folder() -> Iterator[Path]:
     path.rmdir()
 
 
-def as_user(uid: int, act: Callable[[], T]) -> T:
+def start_as(uid: int, act: Callable[[], Any]) -> Child:
     """Run `act` in a child as that user, who is in the group unless it is the outsider."""
 
-    def become() -> T:
+    def become() -> Any:
         os.setgroups([] if uid == OUTSIDER else [GROUP])
         os.setgid(uid)
         os.setuid(uid)
         return act()
 
-    return Child(become).join()  # type: ignore[no-any-return]
+    return Child(become)
+
+
+def as_user(uid: int, act: Callable[[], T]) -> T:
+    """Do `act` as that user."""
+    return start_as(uid, act).join()  # type: ignore[no-any-return]
 
 
 def left_open(folder: Path, name: str, **options: Any) -> None:
@@ -97,7 +105,13 @@ def test_a_member_reads_writes_and_takes_over_and_an_outsider_is_refused_at_ever
 
     assert ["a", True] == as_user(MEMBER, lambda: use("b"))
     assert ["a", True] == as_user(OWNER, lambda: use("c")), "the owner passes allow_uid, too"
-    doors: list[Callable[..., Any]] = [ObjectStoreReader.attach, ObjectStoreWriter.join, ObjectStoreWriter.recover]
+    doors: list[Callable[..., Any]] = [
+        ObjectStoreReader.attach,
+        partial(ObjectStoreReader.attach, finds_only=True),
+        ObjectStoreWriter.join,
+        ObjectStoreWriter.recover,
+        partial(ObjectStoreWriter.open, capacity=1 << 16, n_readers=2, n_writers=2),
+    ]
 
     def refused(**options: Any) -> list[str]:
         said = []
@@ -111,7 +125,94 @@ def test_a_member_reads_writes_and_takes_over_and_an_outsider_is_refused_at_ever
 
     assert 1 == len(set(as_user(OUTSIDER, lambda: refused(allow_uid=OWNER))))
     assert all(f"allow_uid={OWNER}" in hint for hint in as_user(MEMBER, refused))
-    assert 1 == as_user(OUTSIDER, lambda: cli.main(["verify", name, "--dir", str(folder)]))
+
+
+@pytest.mark.parametrize(
+    "command", ["ls", "dump", "verify", "verify --quick", "top --iterations=1", "gc --yes --force"]
+)
+def test_commands_show_and_remove_nothing_of_a_store_to_an_outsider(
+    folder: Path, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = store_name()
+    as_user(OWNER, lambda: left_open(folder, name, mode=0o660, gid=GROUP))
+    words = [*command.split(), *([] if command == "ls" else [name]), "--dir", str(folder)]
+    assert (command != "ls") == as_user(OUTSIDER, lambda: cli.main(words))
+    said = "".join(capfd.readouterr())
+    assert (command, name in said) == ("ls", False) or f"user {OWNER}" in said, said
+    assert (folder / name).exists()
+
+
+def test_two_users_share_images_by_their_configuration_and_a_death_costs_none(folder: Path) -> None:
+    """Each has an API server and a worker; the third user has the same configuration."""
+    settings = MultiModalCacheConfig(
+        processor_cache_gb=1 / 1024,
+        cache_type="shm",
+        shm_name="images",
+        shm_dir=str(folder),
+        shm_gid=GROUP,
+        shm_allow_uid=OWNER,
+        api_process_count=2,
+        data_parallel_size=2,
+    )
+    stored, never = Signal(), Signal()
+
+    def share(rank: int, images: range) -> set[str]:
+        found = set()
+        with shm_sender(settings) as sender, shm_worker(settings, rank) as worker:
+            for number in images:
+                how = "hit" if sender.is_cached_item(f"{number}") else "miss"
+                sent, _ = sender.get_and_update_item(None if how == "hit" else (item(5000, number), []), f"{number}")
+                assert item(5000, number) == worker.get_and_update_item(sent, f"{number}")
+                found.add(how)
+            if images == early:
+                stored.send()
+                never.wait()
+        return found
+
+    def refused() -> None:
+        for wait_or_open in (lambda: shm_sender(settings), lambda: shm_worker(settings, 0)):
+            with pytest.raises(ForeignStoreError):
+                wait_or_open()
+
+    early, late, both = range(5), range(5, 9), range(9)
+    owner = start_as(OWNER, lambda: share(0, early))
+    stored.wait()
+    as_user(OUTSIDER, refused)
+    assert {"miss"} == as_user(MEMBER, lambda: share(1, late))
+    assert {"hit"} == as_user(MEMBER, lambda: share(1, both))
+    owner.kill()
+    assert {"hit"} == as_user(MEMBER, lambda: share(1, both))
+    assert {"hit"} == as_user(OWNER, lambda: share(0, both))
+    stored.close()
+    never.close()
+
+
+def test_a_store_of_another_user_is_opened_and_never_made_or_replaced(folder: Path) -> None:
+    """Else the owner, who names itself as owner, would refuse what a member has made."""
+    name = store_name()
+
+    def open_it(capacity: int = 1 << 16, **options: Any) -> int:
+        given: dict[str, Any] = {
+            "capacity": capacity,
+            "n_readers": 2,
+            "dir": folder,
+            "mode": 0o660,
+            "gid": GROUP,
+        } | options
+        with ObjectStoreWriter.open(name, **given) as writer:
+            return writer.recovered + bool(writer.put(f"{os.getpid()}", VALUE))
+
+    def in_vain(error: type[Exception], capacity: int) -> None:
+        with pytest.raises(error):
+            open_it(capacity, allow_uid=OWNER, wait=0.01)
+
+    as_user(MEMBER, lambda: in_vain(StoreNotFoundError, 1 << 16))
+    assert 1 == as_user(OWNER, open_it)
+    assert 2 == as_user(MEMBER, lambda: open_it(allow_uid=OWNER))
+    as_user(MEMBER, lambda: in_vain(LayoutMismatchError, 1 << 17))
+    assert 3 == as_user(OWNER, open_it), "by default the owner is who lets others in"
+    found = (folder / name).stat()
+    assert (0o660, OWNER, GROUP) == (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
 
 def test_what_an_outsider_planted_is_refused_though_its_group_is_right(folder: Path) -> None:

@@ -45,6 +45,8 @@ def test_this_vllm_is_known_and_another_is_refused(config: Any, monkeypatch: pyt
     [
         ({"store": 1}, "store"),
         ({"dir": 1}, "dir"),
+        ({"gid": -1}, "gid"),
+        ({"allow_uid": "root"}, "allow_uid"),
         ({"capacity_gb": "16"}, "capacity_gb"),
         ({"capacity_gb": True}, "capacity_gb"),
         ({"capacity_gb": 0}, "capacity_gb"),

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from shmstore import device
-from shmstore.errors import RankInUseError, StoreNotFoundError
+from shmstore.errors import ForeignStoreError, RankInUseError, StoreNotFoundError, StoreSpaceError
 from shmstore.integrations.vllm.encoder import attaching, worker
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import Settings
@@ -28,7 +28,8 @@ from shmstore.integrations.vllm.encoder.worker import WorkerSide
 from shmstore.integrations.vllm.shared import KIND
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from tests.support import SHM, store_name
+from tests.store.test_users import GROUP, MEMBER, OUTSIDER, OWNER, as_user
+from tests.support import SHM, in_child, mount_alone, store_name
 
 MIB = 1 / 1024
 """In the unit of `capacity_gb`."""
@@ -103,6 +104,39 @@ def test_the_first_rank_stores_whole_outputs_and_others_load_them(make: Worker) 
 
 def test_a_store_has_no_entries_for_objects_smaller_than_outputs(make: Worker) -> None:
     assert 256 == writer(make(capacity_gb=8 * MIB)).stats().max_objects  # by default twice as many
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which root alone may")
+def test_engines_of_two_users_of_a_group_share_a_store_and_a_third_is_refused() -> None:
+    name = store_name()
+    settings = Settings(store=name, capacity_gb=4 * MIB, readers=4, gid=GROUP, allow_uid=OWNER)
+
+    def use() -> int:
+        made = worker.open_store(settings)
+        assert made is not None
+        with made, attaching.attach(settings) as reader:
+            made.put(f"{os.getuid()}", torch.ones(3))
+            return sum(reader.has(f"{uid}") for uid in (OWNER, MEMBER))
+
+    def refused() -> None:
+        for door in (worker.open_store, attaching.attach):
+            with pytest.raises(ForeignStoreError):
+                door(settings)
+
+    assert [1, 2] == [as_user(uid, use) for uid in (OWNER, MEMBER)]
+    as_user(OUTSIDER, refused)
+    (SHM / name).unlink()
+
+
+def test_an_engine_without_room_says_what_to_set(tmp_path: Path) -> None:
+    def open_it() -> None:
+        mount_alone("tmpfs", tmp_path, "size=8m")
+        with pytest.raises(StoreSpaceError) as caught:
+            worker.open_store(Settings(store="a", capacity_gb=1.0, dir=str(tmp_path)))
+        assert 1 << 30 < (caught.value.needed or 0)
+        assert all(part in caught.value.hint for part in ("capacity_gb", str(tmp_path), "sizeLimit"))
+
+    in_child(open_it)
 
 
 def test_the_store_is_in_the_folder_of_the_settings(make: Worker, name: str, tmp_path: Path) -> None:

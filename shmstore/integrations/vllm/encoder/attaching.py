@@ -10,7 +10,9 @@ from shmstore.store import ObjectStoreReader
 def attach(settings: Settings) -> ObjectStoreReader:
     """Attach as a rank that only finds; the hints of the errors are for who starts engines."""
     try:
-        return ObjectStoreReader.attach(settings.store, None, finds_only=True, wait=START, dir=settings.dir)
+        return ObjectStoreReader.attach(
+            settings.store, None, finds_only=True, wait=START, dir=settings.dir, allow_uid=settings.allow_uid
+        )
     except StoreNotFoundError as error:
         hint = "start an engine with ec_role ec_both or ec_producer first, which makes the store"
         raise StoreNotFoundError(error.message, hint=hint) from None

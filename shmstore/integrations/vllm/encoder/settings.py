@@ -13,6 +13,7 @@ START = 600.0
 _Gib = Annotated[float, Field(gt=0, le=2**14, allow_inf_nan=False)]
 _Engines = Annotated[int, Field(ge=1, le=64)]
 _Readers = Annotated[int, Field(ge=1, le=256)]
+_Id = Annotated[int, Field(ge=0, le=2**32 - 2)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _EXAMPLE = '{"store": "mm-encoder", "capacity_gb": 16}, and other options as in the guide on encoder outputs'
 
@@ -27,6 +28,10 @@ class Settings:
     """The space of each engine that stores, in GiB, which is reserved in shared memory when it starts."""
     dir: str | None = None
     """The folder of the store, as this engine sees it; by default that of SHMSTORE_DIR, without it /dev/shm."""
+    gid: _Id | None = None
+    """A group that may use the store, too, with `allow_uid`; by default only the user who makes it may."""
+    allow_uid: _Id | None = None
+    """The user who owns the store, in the options of all its engines if there is a `gid`; only that user makes it."""
     engines: _Engines = 8
     """How many engines may store at a time; more of them only read."""
     readers: _Readers = 64

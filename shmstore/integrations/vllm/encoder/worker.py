@@ -12,7 +12,7 @@ from typing import Any
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from shmstore.device import download, finish
-from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, WriterActiveError
+from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, StoreSpaceError, WriterActiveError
 from shmstore.integrations.vllm.encoder.attaching import attach, made_again
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import START, Settings
@@ -43,10 +43,19 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
             on_mismatch="accept",
             wait=START,
             dir=settings.dir,
+            mode=0o600 if settings.gid is None else 0o660,
+            gid=settings.gid,
+            allow_uid=settings.allow_uid,
         )
     except WriterActiveError as error:
         _log.warning("encoder outputs are read from store %s, and none are stored: %s", settings.store, error)
         return None
+    except StoreSpaceError as error:
+        error.hint = (
+            f"give {error.folder} the capacity_gb of each engine that stores, and room for the tables (size= of its "
+            "mount, sizeLimit, --shm-size); or use a smaller one, and if there is a store " + made_again(settings)
+        )
+        raise
     _log.info("encoder outputs go through store %s of shmstore; this engine's part has %d", settings.store, len(writer))
     return writer
 
