@@ -58,7 +58,8 @@ CONTRACT: dict[Callable[..., Any], str] = {
     "checksums=False, quotas=None, serde=None, dir=None, mode=384, gid=None, memfd=False)",
     ObjectStoreWriter.open: "(name, *, capacity, n_readers, groups=None, n_writers=1, max_object_size=None, "
     "max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, checksums=False, "
-    "quotas=None, serde=None, on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0, dir=None)",
+    "quotas=None, serde=None, on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0, dir=None, mode=384, "
+    "gid=None, allow_uid=None)",
     ObjectStoreWriter.recover: "(name, *, quotas=None, serde=None, allow_uid=None, dir=None)",
     ObjectStoreWriter.join: "(handle_or_name=None, index=None, *, keep_leases=False, quotas=None, serde=None, "
     "allow_uid=None, dir=None, fd=None)",
