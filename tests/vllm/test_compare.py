@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import vllm
 
 from shmstore.integrations.vllm import compare, receiver, register, seams, sender
 from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, ENCODER_CONNECTOR, KV_CACHE
@@ -43,20 +42,16 @@ DIFFERENCES = [
 ]
 
 
-HAS_KV = not vllm.__version__.startswith("0.31")
-"""The KV-cache manager is for 0.32 and later."""
-
-
 def test_this_vllm_is_known() -> None:
     assert compare.difference(compare.installed(), CACHES) is None
     assert compare.difference(compare.installed(), ENCODER_CACHE) is None
-    assert HAS_KV == (compare.difference(compare.installed(), KV_CACHE) is None)
+    assert compare.difference(compare.installed(), KV_CACHE) is None
 
 
 def test_the_caches_of_the_plugin_answer_every_call_that_is_known() -> None:
     inherited = {"is_cached", "get_and_update", "cache_if_fits"}
     for known, cls in zip(CACHES, (sender.SenderCache, receiver.ReceiverCache), strict=False):
-        named = {name for name, _, _ in compare._METHOD.findall(known.methods)}
+        named = {name for name, _ in compare._METHOD.findall(known.methods)}
         assert named - inherited <= vars(cls).keys()
 
 
@@ -74,7 +69,6 @@ def test_what_differs_keeps_the_plugin_out(
         register()
 
 
-@pytest.mark.skipif(not HAS_KV, reason="not all of 0.31 is known")
 def test_the_command_says_of_wheels_what_is_known(tmp_path: Path) -> None:
     sources = compare.installed()
     wheels = []

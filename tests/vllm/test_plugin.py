@@ -509,14 +509,6 @@ def test_a_sender_follows_the_requests_of_its_process(sender: SenderCache) -> No
     assert before == followed()
 
 
-def test_a_sender_names_a_version_without_tests(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("vllm.__version__", "0.99.0")
-    SenderCache(config()).close()
-    assert "not tested with vLLM 0.99.0" in caplog.text
-
-
 def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: SenderCache) -> None:
     whole, updates = item(*FIELDS), ["update"]
     assert not sender.is_cached_item("a")
@@ -916,24 +908,6 @@ def test_what_cannot_be_handed_out_counts_as_absent(sender: SenderCache) -> None
     while sender.is_cached_item("a"):
         kept.append(sender.get_and_update_item(None, "a"))
     assert len(kept) == sender.writer.stats().open_leases
-
-
-@pytest.mark.parametrize(("merges", "limit"), [(True, 100), (False, 64)])
-def test_a_vllm_that_never_says_that_a_request_is_merged_keeps_few_items(
-    merges: bool, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if merges:
-        monkeypatch.setattr(SenderCache.__mro__[1], "release_sender_touches", SenderCache.clear_cache, raising=False)
-    else:
-        monkeypatch.delattr(SenderCache.__mro__[1], "release_sender_touches", raising=False)
-    cache = SenderCache(config())
-    try:
-        for number in range(100):
-            cache.get_and_update_item((item(), []), str(number))
-            assert cache.is_cached_item(str(number))
-        assert limit == cache.writer.stats().open_leases
-    finally:
-        cache.close()
 
 
 def test_the_store_shows_beside_the_metrics_of_the_process(sender: SenderCache) -> None:

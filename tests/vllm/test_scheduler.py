@@ -259,16 +259,6 @@ def test_strict_notices_in_the_scheduler_that_the_plugin_was_left_out(
     two(text, 40, [full()])
 
 
-def test_a_version_without_tests_is_named_in_the_log(
-    text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    two(text, 40, [full()])
-    assert "not tested" not in caplog.text
-    monkeypatch.setattr("vllm.__version__", "0.99.0+cpu")
-    two(text, 40, [full()])
-    assert "not tested with vLLM 0.99.0" in caplog.text
-
-
 def test_the_encoder_manager_comes_by_vllms_own_setting(text: Path) -> None:
     for wanted, cls in ((EncoderCacheManagerConfig(), EncoderCacheManager), (ENCODER, EncoderManager)):
         engine = Engine(Scheduler, vllm_config(text, 40, ec_manager_config=wanted), kv_cache_config(40, full()))

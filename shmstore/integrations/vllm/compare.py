@@ -21,7 +21,7 @@ from pathlib import Path
 from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, ENCODER_CONNECTOR, KV_CACHE, Known
 
 _Scope = ast.ClassDef | ast.FunctionDef
-_METHOD = re.compile(r"(\w+)(\??)\(([^)]*)\)")
+_METHOD = re.compile(r"(\w+)\(([^)]*)\)")
 
 
 class Sources:
@@ -73,12 +73,12 @@ def _differences(sources: Sources, known: Known) -> Iterator[str]:
     members = list(sources.members(known.file, scope))
     methods = {node.name: _parameters(node) for node in members if isinstance(node, ast.FunctionDef)}
     for text, whole in ((known.methods, True), (known.starts, False)):
-        rows = {name: (optional, parameters.split()) for name, optional, parameters in _METHOD.findall(text)}
-        for name, (optional, parameters) in rows.items():
+        rows = {name: parameters.split() for name, parameters in _METHOD.findall(text)}
+        for name, parameters in rows.items():
             if name in methods:
                 exact = whole or name == "__init__"
                 yield from _other_parameters(f"{known.name}.{name}", parameters, methods[name], exact)
-            elif not optional:
+            else:
                 yield f"{known.name}.{name} is missing"
         if whole and rows:
             new = sorted(name for name in methods if not name.startswith("_") and name not in rows)

@@ -1,6 +1,6 @@
-"""What the plug-in and the scheduler touch of vLLM, as it is in the versions that they know.
+"""What the plug-in and the scheduler touch of vLLM, as it is in 0.32 and 0.33.
 
-`compare` reads vLLM's sources and says what differs. A method or parameter that some of them lack has a "?".
+`compare` reads vLLM's sources and says what differs. A parameter that one of them lacks has a "?".
 """
 
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ CACHES = (
         "BaseMultiModalProcessorCache",
         """cache_if_fits(self cache key value) clear_cache(self) close(self) get_and_update(self mm_items mm_hashes)
         get_and_update_item(self mm_item mm_hash) invalidate(self mm_hash) is_cached(self mm_hashes)
-        is_cached_item(self mm_hash) make_stats(self delta) release_sender_touches?(self)
-        touch_sender_cache_item(self mm_hash) validate_input_item?(self mm_item mm_hash)""",
+        is_cached_item(self mm_hash) make_stats(self delta) release_sender_touches(self)
+        touch_sender_cache_item(self mm_hash) validate_input_item(self mm_item mm_hash)""",
     ),
     Known(
         "multimodal/cache/base.py",
@@ -73,7 +73,7 @@ CACHES = (
         distributed_executor_backend enable_elastic_ep local_engines_only nnodes world_size""",
     ),
 )
-"""For the caches, in 0.31 to 0.33."""
+"""For the caches."""
 
 KV_CACHE = (
     Known(
@@ -119,7 +119,7 @@ KV_CACHE = (
         ),
     ),
 )
-"""For the KV-cache manager, in 0.32 and 0.33."""
+"""For the KV-cache manager."""
 
 ENCODER_CACHE = (
     Known(
@@ -141,7 +141,7 @@ ENCODER_CACHE = (
         ),
     ),
 )
-"""For the encoder-cache manager, in 0.31 to 0.33."""
+"""For the encoder-cache manager."""
 
 ENCODER_CONNECTOR = (
     Known(
@@ -176,4 +176,4 @@ ENCODER_CONNECTOR = (
         ),
     ),
 )
-"""For the connector of encoder outputs, in 0.32 and 0.33."""
+"""For the connector of encoder outputs."""

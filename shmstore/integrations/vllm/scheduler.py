@@ -24,7 +24,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 
 from shmstore.integrations.vllm import compare
 from shmstore.integrations.vllm.known import KV_CACHE
-from shmstore.integrations.vllm.shared import check_plugins, note_version
+from shmstore.integrations.vllm.shared import check_plugins
 from shmstore.scheduler import (
     BlockHashes,
     ChunkedLocalAttentionSpec,
@@ -177,7 +177,6 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
             _log.info("vLLM's scheduler uses the KV-cache manager of shmstore")
         except ValueError as why:
             _log.warning("The KV-cache manager of shmstore does not serve this, so vLLM's own stays: %s", why)
-        note_version()
 
     def add_request(self, request: Any) -> None:
         """Add a request, whose block hashes are in C from now on."""

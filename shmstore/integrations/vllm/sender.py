@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from asyncio import _get_running_loop
-from collections import OrderedDict
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any
@@ -28,7 +27,6 @@ from shmstore.integrations.vllm.shared import (
     WAIT,
     check_not_of_encoder,
     engines,
-    note_version,
     store_name,
 )
 from shmstore.integrations.vllm.totals import show_totals
@@ -55,9 +53,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._sender = _make_sender(vllm_config)
         self._has_others = self.writer.n_writers > 1 or self._sender.tier is not None
         self._requests_before = RequestLeases.total
-        self._found: OrderedDict[str, list[Any]] = OrderedDict()
-        # 0.31 never says that a request is merged: then what was found stays until 64 others are.
-        self._limit = 4096 if hasattr(BaseMultiModalProcessorCache, "release_sender_touches") else 64
+        self._found: dict[str, list[Any]] = {}
         self._warned = False
         self._wait = wait_seconds()
         os.environ[HANDLE] = self._sender.handle.to_json()
@@ -65,7 +61,6 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         if self.writer.n_writers > 1:
             show_totals(self.writer.name)
         came = self.writer.recovered
-        note_version()
         _log.info("multi-modal items go through store %s of shmstore, with %d from before", self.writer.name, came)
 
     @property
@@ -92,8 +87,6 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         except CacheMissError:  # evicted meanwhile, or every lease is open
             return False
         self._found.setdefault(mm_hash, []).append(found)
-        while len(self._found) > self._limit:
-            self._found.popitem(last=False)
         return True
 
     def get_and_update_item(self, mm_item: Any, mm_hash: str) -> tuple[Any, Any]:
@@ -137,7 +130,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._sender.touch_sender_cache_item(mm_hash)
 
     def release_sender_touches(self) -> None:
-        """Let go of what was found and not taken; 0.31 has no such call."""
+        """Let go of what was found and not taken: vLLM has merged a request, or failed to."""
         self._found.clear()
 
     def validate_input_item(self, mm_item: Any, mm_hash: str) -> None:

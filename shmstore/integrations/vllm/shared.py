@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import multiprocessing
 import os
 import secrets
@@ -22,18 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import vllm
 import vllm.envs
 
 from shmstore.errors import LayoutMismatchError, ShmStoreError
 from shmstore.files import PREFIX
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import folder_of
-
-_log = logging.getLogger("vllm.shmstore")
-
-TESTED = ("0.31.0", "0.32.0", "0.33.0")
-"""The versions that the tests ran engines of."""
 
 STORE = "SHMSTORE_VLLM_STORE"
 """The variable with a name for the store, which then outlives its servers."""
@@ -61,12 +54,6 @@ def agree() -> None:
 def _remove(name: str, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
         Path(folder_of(), name).unlink(missing_ok=True)  # also while a worker is still ending: it needs no name
-
-
-def note_version() -> None:
-    """Log if this vLLM is not one that the tests ran engines of; what is compared is the same then."""
-    if (version := vllm.__version__.partition("+")[0]) not in TESTED:
-        _log.warning("shmstore was not tested with vLLM %s, but with %s", version, ", ".join(TESTED))
 
 
 def check_plugins() -> None:
