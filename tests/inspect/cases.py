@@ -93,12 +93,6 @@ class Terminal:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
             _be_the_command(arguments)
         self.shown = ""
-        self.settings = self.local_modes()
-
-    def local_modes(self) -> int:
-        """Return the terminal's c_lflag: echo, line mode."""
-        modes: int = termios.tcgetattr(self._fd)[3]
-        return modes
 
     def read_until(self, text: str) -> None:
         """Read what is shown until `text` is among it."""
@@ -123,7 +117,6 @@ class Terminal:
             except (OSError, EOFError):  # EIO: the last holder of the other side has gone
                 break
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self.left = self.local_modes()
         os.close(self._fd)
         return Ran(status, self.shown, "")
 

@@ -3,14 +3,9 @@
 import argparse
 import itertools
 import math
-import os
-import select
 import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,28 +130,27 @@ class Watcher:
         ]
 
 
-# The key that selects an order, its name, and the value by which it sorts, largest first.
-_Order = tuple[str, str, Callable[[Any], float]]
-_STORE_ORDERS: tuple[_Order, ...] = (
-    ("n", "name", lambda sample: 0),
-    ("u", "used", lambda sample: sample.segment.facts.used_bytes if sample.segment.facts else 0),
-    ("p", "puts", lambda sample: sample.per_second["puts"]),
-    ("e", "evictions", lambda sample: sample.per_second["evictions"]),
-    ("f", "refusals", lambda sample: sample.per_second["refusals"]),
-    ("l", "lag", lambda sample: sample.oldest_lease_seconds or 0),
-)
-_RANK_ORDERS: tuple[_Order, ...] = (
-    ("r", "rank", lambda reader: 0),
-    ("h", "holds", lambda reader: reader.held_bytes),
-    ("l", "lag", lambda reader: reader.lag_seconds or 0),
-    ("g", "gets", lambda reader: reader.gets),
-)
+# Names of orders, and the value by which each sorts, largest first.
+_Orders = dict[str, Callable[[Any], float]]
+_STORE_ORDERS: _Orders = {
+    "name": lambda sample: 0,
+    "used": lambda sample: sample.segment.facts.used_bytes if sample.segment.facts else 0,
+    "puts": lambda sample: sample.per_second["puts"],
+    "evictions": lambda sample: sample.per_second["evictions"],
+    "refusals": lambda sample: sample.per_second["refusals"],
+    "lag": lambda sample: sample.oldest_lease_seconds or 0,
+}
+_RANK_ORDERS: _Orders = {
+    "rank": lambda reader: 0,
+    "holds": lambda reader: reader.held_bytes,
+    "lag": lambda reader: reader.lag_seconds or 0,
+    "gets": lambda reader: reader.gets,
+}
 
 
-def _sorted(found: Iterable[Any], orders: tuple[_Order, ...], order: str) -> list[Any]:
+def _sorted(found: Iterable[Any], orders: _Orders, order: str) -> list[Any]:
     """Return samples or readers by an order; equal ones, and all of them in an unknown order, stay as they are."""
-    values = {name: value for _, name, value in orders}
-    return sorted(found, key=values.get(order, lambda one: 0), reverse=True)
+    return sorted(found, key=orders.get(order, lambda one: 0), reverse=True)
 
 
 def _store_cells(counts: Counts, readers: str, rate: dict[str, float]) -> list[str]:
@@ -258,40 +252,12 @@ def _draw(console: Console, samples: Sequence[Sample], one: bool, order: str) ->
     return draw_one(console, samples[0], order) if one else draw_all(console, samples, order)
 
 
-@contextmanager
-def _keys() -> Iterator[int]:
-    """Yield stdin's descriptor, set to deliver each key when it is pressed, without echo."""
-    fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
-    try:
-        tty.setcbreak(fd)
-        yield fd
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-def _pressed(fd: int, seconds: float) -> str:
-    """Wait for a key and return it; return "" if none comes in `seconds`, and "q" at the end of the input."""
-    ready, _, _ = select.select([fd], [], [], seconds)
-    return (os.read(fd, 1).decode("ascii", "ignore") or "q") if ready else ""
-
-
 def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
     one = arguments.name is not None
-    orders = {key: name for key, name, _ in (_RANK_ORDERS if one else _STORE_ORDERS)}
-    footer = Text("  ".join([*(f"{key} {name}" for key, name in orders.items()), "q quit"]), style="dim")
-    with _keys() as fd, Live(console=console, screen=True, auto_refresh=False) as live:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         for _ in itertools.count() if arguments.iterations is None else range(arguments.iterations):
-            samples = watcher.sample()
-            deadline = time.monotonic() + arguments.interval
-            key = None
-            while key != "":
-                note = Text(f"sorted by {order}   ", style="dim") + footer
-                live.update(Group(_draw(console, samples, one, order), Text(), note), refresh=True)
-                key = _pressed(fd, max(0.0, deadline - time.monotonic()))
-                if key == "q":
-                    return
-                order = orders.get(key, order)
+            live.update(_draw(console, watcher.sample(), one, order), refresh=True)
+            time.sleep(arguments.interval)
 
 
 def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
@@ -325,8 +291,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval", type=interval, default=1.0, metavar="S", help="seconds between samples (default 1)"
     )
     parser.add_argument("--iterations", type=positive_argument, metavar="N", help="number of samples (default: no end)")
-    choices = sorted({name for _, name, _ in _STORE_ORDERS + _RANK_ORDERS})
-    parser.add_argument("--sort", choices=choices, help="initial order; on a terminal, keys change it")
+    choices = sorted({*_STORE_ORDERS, *_RANK_ORDERS})
+    parser.add_argument("--sort", choices=choices, help="the order, largest first (default: by name or rank)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
     add_json(form)
@@ -338,7 +304,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console = make_picture() if arguments.svg else make_console()
     order = arguments.sort or ("rank" if arguments.name else "name")
     try:
-        if console.is_terminal and sys.stdin.isatty() and not (arguments.json or arguments.svg):
+        if console.is_terminal and not (arguments.json or arguments.svg):
             _live(console, watcher, arguments, order)
         else:
             _plain(console, watcher, arguments, order)
