@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from shmstore.cli.commands import tier as check
 from shmstore.errors import TierError, TierFullError
 from tests.fleet.servers import free_port
-from tests.inspect.cases import piped
 from tests.support import raises, store_name
 from tests.tiers.contract import MIB, TAGS, Contract, checked, fetch, random_bytes, values_of, verifies, views
 from tests.tiers.redis_server import RedisServer
@@ -295,13 +293,6 @@ def test_over_tls(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> 
         with opened(f"rediss://localhost:{port}") as tier:
             with raises(TierError, ["cannot be reached"], ["ssl_ca_certs="]):
                 tier.has([key])
-        monkeypatch.setattr(check, "_CONNECTS_IN", 0)
-        for url, says in (
-            (f"redis://:secret@localhost:{port}", "its port speaks TLS"),
-            (f"rediss://:secret@localhost:{server.port}", "its port does not speak TLS"),
-        ):
-            ran = piped("tier", "check", url)
-            assert (1, True, False) == (ran.status, says in ran.err, "secret" in ran.err), ran
 
 
 # ---- a server that dies or stops

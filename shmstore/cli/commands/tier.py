@@ -5,8 +5,6 @@ import math
 import mmap
 import os
 import secrets
-import socket
-import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +13,6 @@ from dataclasses import dataclass
 from shutil import disk_usage
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -166,9 +163,9 @@ def _run(arguments: argparse.Namespace) -> int:
     except TierError as error:
         if error.hint == TierError.default_hint:  # it says to run this command
             others = {"mooncake": "host and port", "unix": "the path of its socket and password"}
-            named = others.get(url.partition(":")[0], "host, port and password")
+            named = others.get(url.partition(":")[0], "scheme (rediss:// for TLS), host, port and password")
             more = "; or give it more time with the option ?timeout=SECONDS" if "in time" in str(error) else ""
-            error.hint = _wrong_tls(url) or f"look whether its server runs, and at {named} of the URL{more}"
+            error.hint = f"look whether its server runs, and at {named} of the URL{more}"
         problem = str(error)
     url = shown_url(url)
     if arguments.json:
@@ -179,22 +176,6 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{url}: {arguments.count} values of each size, from and into shared memory; MB/s are those of the median"
         )
     return EXIT_OK if problem is None else complain("tier", problem, EXIT_WRONG)
-
-
-def _wrong_tls(url: str) -> str | None:
-    """Ask a port of Redis, without a password, whether it speaks TLS; return what to change in a URL that is wrong."""
-    parts = urlsplit(url)
-    if parts.scheme in ("redis", "rediss"):
-        with suppress(OSError), socket.create_connection((parts.hostname or "", parts.port or 6379), 1.0) as port:
-            if parts.scheme == "redis":
-                context = ssl.create_default_context()
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-                context.wrap_socket(port).close()
-                return "its port speaks TLS: write rediss:// in the URL"
-            port.sendall(b"PING\r\n")
-            if port.recv(1) in (b"+", b"-"):
-                return "its port does not speak TLS: write redis:// in the URL, or name the port that does"
-    return None
 
 
 def _print_table(figures: list[Figure]) -> None:
