@@ -5,7 +5,6 @@ import itertools
 import mmap
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,18 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from shmstore.bindings.store import space
 from shmstore.cli.command import EXIT_OK, Command
 from shmstore.cli.commands.common import add_dir, add_json, print_json, size
 from shmstore.cli.commands.tables import make_console, make_table
-from shmstore.errors import StoreSpaceError
-from shmstore.places import folder_of
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = (_KIB, 64 * _KIB, _MIB, 6 * _MIB, 64 * _MIB)
-_RING = 512 * _MIB
-_SMALLEST_RING = _MIB
+_RING = 256 * _MIB
 _SECONDS_EACH = 2.0
 """For the puts and copies of one size; its gets and hits take a quarter each."""
 _MOST_ROUNDS = 4000
@@ -87,30 +82,16 @@ def _measure_size(
     return Figure(nbytes, put_us, copy_us, get_us, hit_us)
 
 
-def _ring_size(folder: str) -> int:
-    """Return the size of the largest ring that, with a file of the same size, leaves half of the free space."""
-    free = space(_MIB, 1, 0, 0, folder)[1]
-    ring = min(_RING, free // 4 // _MIB * _MIB)
-    if ring < _SMALLEST_RING:
-        raise StoreSpaceError(needed=4 * _SMALLEST_RING, free=free, folder=folder)
-    return ring
-
-
 def measure(
     seconds_each: float = _SECONDS_EACH, sizes: tuple[int, ...] = _SIZES, *, dir: str | None = None
-) -> tuple[int, list[Figure]]:
-    """Return the ring's size and a figure for each size of which the ring holds two; it makes its own store."""
-    folder = folder_of(dir)
-    ring = _ring_size(folder)
-    with tempfile.TemporaryFile(dir=folder, prefix="shmstore-bench-") as file:
-        os.posix_fallocate(file.fileno(), 0, ring)
-        shared = np.frombuffer(mmap.mmap(file.fileno(), ring), np.uint8)
-        shared[:] = 1
-        with ObjectStoreWriter.create(capacity=ring, n_readers=1, prefault=True, dir=folder) as writer:
-            with ObjectStoreReader.attach(writer.handle) as reader:
-                writer.retire(0)  # or its objects could not be evicted
-                fitting = [nbytes for nbytes in sizes if 2 * nbytes <= ring]
-                return ring, [_measure_size(nbytes, writer, reader, shared, seconds_each) for nbytes in fitting]
+) -> list[Figure]:
+    """Return a figure for each size; it makes its own store, and as much shared memory for the copies."""
+    shared = np.frombuffer(mmap.mmap(-1, _RING), np.uint8)
+    shared[:] = 1
+    with ObjectStoreWriter.create(capacity=_RING, n_readers=1, prefault=True, dir=dir) as writer:
+        with ObjectStoreReader.attach(writer.handle) as reader:
+            writer.retire(0)  # or its objects could not be evicted
+            return [_measure_size(nbytes, writer, reader, shared, seconds_each) for nbytes in sizes]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,13 +100,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    ring, figures = measure(dir=arguments.dir)
-    missing = [nbytes for nbytes in _SIZES if nbytes not in {figure.nbytes for figure in figures}]
+    figures = measure(dir=arguments.dir)
     machine = (
         f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
     )
     if arguments.json:
-        print_json({"ok": True, "machine": machine, "ring": ring, "figures": figures, "left_out": missing})
+        print_json({"ok": True, "machine": machine, "ring": _RING, "figures": figures})
         return EXIT_OK
     console = make_console()
     table = make_table(console, "", "array", "put", "numpy.copyto", "put / copy", "get", "hit")
@@ -139,9 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{figure.hit_us:.1f} us",
         )
     console.print(table)
-    print(f"medians; ring of {size(ring)}; {machine}")
-    for nbytes in missing:
-        print(f"left out: {size(nbytes)}, because the folder is too small")
+    print(f"medians; ring of {size(_RING)}; {machine}")
     return EXIT_OK
 
 
