@@ -97,12 +97,11 @@ def remove(name: str, device: int, inode: int, size: int, force: bool) -> None:
     require(lib.shms_segment_remove(os.fsencode(name), device, inode, size, force))
 
 
-def crc32c(*pieces: Any, portable: bool = False) -> int:
-    """Return the CRC-32C of buffers in a row, with the processor's instruction if there is one, unless `portable`."""
-    compute = lib.shms_crc32c_portable if portable else lib.shms_crc32c
+def crc32c(*pieces: Any) -> int:
+    """Return the CRC-32C of buffers in a row."""
     crc = 0
     for piece in pieces:
-        crc = int(compute(crc, ffi.from_buffer(piece), len(piece)))
+        crc = int(lib.shms_crc32c(crc, ffi.from_buffer(piece), len(piece)))
     return crc
 
 

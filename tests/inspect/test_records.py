@@ -369,12 +369,3 @@ def test_forged_metadata_is_a_typed_error_and_never_a_crash() -> None:
         except CorruptStoreError:
             errors += 1
     assert min(trees, errors) > 100
-
-
-@pytest.mark.parametrize("portable", [False, True])
-def test_the_checksum_is_crc32c(portable: bool) -> None:
-    assert (
-        0xE3069283
-        == native.crc32c(b"123456789", portable=portable)
-        == native.crc32c(b"1234", b"", b"56789", portable=portable)
-    )
