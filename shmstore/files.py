@@ -20,7 +20,6 @@ from shmstore.places import parts_of, path_of, place_of
 
 PREFIX: Final = "shmstore-"
 """The start of generated names."""
-_PF_KTHREAD = 0x00200000
 """Of the flags in /proc/PID/stat."""
 
 FileState = Literal[
@@ -169,31 +168,15 @@ def _not_opened(place: str, state: FileState) -> SegmentFile:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Holders:
-    """Which processes have a file open or mapped."""
-
-    pids: tuple[int, ...]
-    """Those that do, this one left out."""
-    unreadable: tuple[int, ...]
-    """Those of which it cannot be told: they have memory or files, and this user may not look at them."""
-
-
-def holders(device: int, inode: int) -> Holders:
-    """Return the processes that map a file, or have it open, as far as /proc tells."""
-    pids, unreadable = [], []
+def holders(device: int, inode: int) -> tuple[int, ...]:
+    """Return the other processes that map a file, or have it open, as far as /proc lets this user see."""
+    pids = []
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            if _maps(entry, device, inode) or _has_open(entry, device, inode):
-                pids.append(int(entry))
-        except PermissionError:
-            if not _holds_nothing(entry):
-                unreadable.append(int(entry))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return Holders(tuple(sorted(pids)), tuple(sorted(unreadable)))
+        if entry.isdigit() and int(entry) != os.getpid():
+            with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if _maps(entry, device, inode) or _has_open(entry, device, inode):
+                    pids.append(int(entry))
+    return tuple(sorted(pids))
 
 
 def of_other_namespaces(place: str, pids: Iterable[int]) -> list[int]:
@@ -212,19 +195,6 @@ def _is_here(pid: int, file: os.stat_result) -> bool:
         return True
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _holds_nothing(pid: str) -> bool:
-    """Return whether a process is a thread of the kernel, or has ended: such a one maps nothing and has no files."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            words = stat.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    except PermissionError:  # of a /proc mounted with hidepid=1
-        return False
-    state, flags = words[0], int(words[6])
-    return state in "ZX" or bool(flags & _PF_KTHREAD)
 
 
 def _maps(pid: str, device: int, inode: int) -> bool:

@@ -126,7 +126,7 @@ def creating(name: str, waited: float) -> WriterActiveError:
     pids: tuple[int, ...] = ()
     with suppress(ShmStoreError, OSError):  # it has gone meanwhile
         file = classify(name)
-        pids = holders(file.device, file.inode).pids
+        pids = holders(file.device, file.inode)
     who = _processes(pids) or "another process"
     return WriterActiveError(
         f"store {shown(name)} is still being created by {who}, after {waited:g} seconds",

@@ -8,8 +8,8 @@ from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_dir, add_json, age, complain, print_json, size, store_argument
 from shmstore.cli.commands.ls import owner
 from shmstore.cli.commands.tables import cell, make_console, make_table
-from shmstore.errors import ShmStoreError, listed
-from shmstore.files import Holders, holders
+from shmstore.errors import ShmStoreError
+from shmstore.files import holders
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import find_segments, look_at, remove_segment
 
@@ -37,25 +37,26 @@ The locks of its readers show whether a process maps a segment, and so does /pro
 @dataclass(slots=True)
 class _Candidate:
     segment: SegmentInfo
-    held: Holders
+    mapped_by: tuple[int, ...]
+    """Other processes that map it or have it open, as far as this user may see."""
     kept_because: list[str]
     """The reasons to keep it; without any, it may be removed."""
     removed: bool = False
 
 
 def _judge(info: SegmentInfo, force: bool) -> _Candidate:
-    held = holders(info.device, info.inode)
+    mapped_by = holders(info.device, info.inode)
     reasons = []
     if not force:
-        if held.pids:
-            reasons.append("mapped by " + ", ".join(map(str, held.pids)))
+        if mapped_by:
+            reasons.append("mapped by " + ", ".join(map(str, mapped_by)))
         elif info.ranks_alive:
             reasons.append(f"{info.ranks_alive} readers are attached")
         if info.recoverable or (info.facts and not info.ephemeral):  # of a damaged one: an arena is sound
             reasons.append(_RECOVERABLE_ELSEWHERE if info.state == "other version" else _RECOVERABLE)
         elif not reasons and info.state == "unfinished" and time.time() - info.modified_at < _GRACE_SECONDS:
             reasons.append("may be in the making")
-    return _Candidate(info, held, reasons)
+    return _Candidate(info, mapped_by, reasons)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,14 +125,7 @@ def _print(candidates: list[_Candidate], arguments: argparse.Namespace) -> None:
         verdict = _verdict(candidate, arguments.yes)
         table.add_row(cell(info.name), owner(info), size(info.allocated_bytes), age(since), info.state, verdict)
     console.print(table)
-    removable = [candidate for candidate in candidates if not candidate.kept_because]
-    unreadable = {pid for candidate in removable for pid in candidate.held.unreadable}
-    if unreadable:
-        print(
-            f"note: this user may not see what some processes map ({listed(sorted(unreadable))}); if one of them maps "
-            "a removed store, that memory is free when the process ends"
-        )
-    if removable and not arguments.yes:
+    if not arguments.yes and any(not candidate.kept_because for candidate in candidates):
         print("add --yes to remove")
     if any(_RECOVERABLE in candidate.kept_because for candidate in candidates):
         print("could be recovered: ObjectStoreWriter.open(NAME, ...) takes it over, gc --yes --force NAME removes it")
