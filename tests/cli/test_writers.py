@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from shmstore import ObjectStoreWriter
-from shmstore.cli.commands.top import Watcher
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import LEGEND, ring_map
 from tests.inspect.cases import OPTIONS, case, fill, piped, three_writers
@@ -84,11 +83,7 @@ def test_ls_and_top_say_how_many_writers_are_alive() -> None:
         screen = piped("top", writer.name, "--iterations", "1").out
     assert "2 of 3 alive" in listed
     assert (3, 2, 3 << 16) == (entry["writers"], entry["writers_alive"], entry["facts"]["capacity"])
-    at = next(i for i, row in enumerate(rows) if writer.name in row)
-    assert "2 of 3 alive" in rows[at]
-    assert [("0", "alive"), ("1", "alive"), ("2", "frozen")] == [
-        tuple(row.split()[1:3]) for row in rows[at + 1 : at + 4]
-    ]
+    assert "2 of 3 alive" in next(row for row in rows if writer.name in row)
     assert "writers 2 of 3 alive" in screen
     assert ["alive", "alive", "frozen"] == [row["state"] for row in table(screen, "writers ")]
 
@@ -130,18 +125,6 @@ def test_the_guide_explains_every_mark_of_the_ring() -> None:
     table_of_marks = GUIDE.read_text(encoding="utf-8").split("| mark |")[1].split("\n\n")[0]
     explained = {mark for row in table_of_marks.splitlines()[2:] for mark in re.findall("`(.)`", row.split("|")[1])}
     assert explained == {end for mark, _ in LEGEND for end in mark.split("-")}
-
-
-def test_top_counts_what_each_writer_does() -> None:
-    with three_writers() as (writer, _):
-        watcher = Watcher(writer.name)
-        watcher.sample()
-        writer.put("new", 1)
-        writer.get_cached("own-1")
-        (sample,) = watcher.sample()
-    counted = [{name for name, rate in rates.items() if rate > 0} for rates in sample.per_writer]
-    assert [{"puts", "hits", "adopted"}, set(), set()] == counted
-    assert sample.per_second["puts"] == sample.per_writer[0]["puts"]
 
 
 def test_a_store_of_one_writer_looks_as_before() -> None:

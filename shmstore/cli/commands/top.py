@@ -59,8 +59,6 @@ class Sample:
     """Seconds of the monotonic clock."""
     per_second: dict[str, float]
     """The counts in `_RATES` per second; zeros in the first sample."""
-    per_writer: tuple[dict[str, float], ...]
-    """The same for each writer."""
     recent_hit_ratio: float | None
     """Hit ratio since the previous sample; None if there were no calls, or nobody asks a writer."""
     oldest_lease_seconds: float | None
@@ -82,11 +80,8 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
     old = before.segment.facts if before and before.segment.inode == info.inode else None
     elapsed = max(now - before.taken_at, 1e-9) if before else 1.0
     per_second = _rates(facts, old, elapsed)
-    per_writer: tuple[dict[str, float], ...] = ()
-    if facts is not None:
-        per_writer = tuple(_rates(new, old.writers[new.index] if old else None, elapsed) for new in facts.writers)
     oldest = max((reader.lag_seconds for reader in readers if reader.lag_seconds is not None), default=None)
-    return Sample(info, readers, kinds, now, per_second, per_writer, _recent_hit_ratio(facts, per_second), oldest)
+    return Sample(info, readers, kinds, now, per_second, _recent_hit_ratio(facts, per_second), oldest)
 
 
 def _rates(new: Counts | None, old: Counts | None, elapsed: float) -> dict[str, float]:
@@ -153,23 +148,6 @@ def _sorted(found: Iterable[Any], orders: _Orders, order: str) -> list[Any]:
     return sorted(found, key=orders.get(order, lambda one: 0), reverse=True)
 
 
-def _store_cells(counts: Counts, readers: str, rate: dict[str, float]) -> list[str]:
-    """Return the cells of a store or a writer from `used` to `refusal/s`."""
-    recent = _recent_hit_ratio(counts, rate)
-    return [
-        size(counts.used_bytes),
-        size(counts.capacity),
-        str(counts.objects),
-        readers,
-        f"{rate['puts']:.1f}",
-        size(rate["put_bytes"]),
-        f"{rate['hits']:.1f}",
-        hit_ratio(counts) if recent is None else ratio(recent),
-        f"{rate['evictions']:.1f}",
-        f"{rate['refusals']:.1f}",
-    ]
-
-
 def draw_all(console: Console, samples: Sequence[Sample], order: str) -> RenderableType:
     """Return the sorted table of all stores."""
     columns = (
@@ -183,19 +161,23 @@ def draw_all(console: Console, samples: Sequence[Sample], order: str) -> Rendera
             rows.append(([sample.segment.name, sample.segment.state, *["-"] * (len(columns) - 2)], "red"))
             continue
         oldest = sample.oldest_lease_seconds
-        several = len(facts.writers) > 1
         alive = "alive" if sample.segment.writer_alive else "dead"
         cells = [
             sample.segment.name,
-            writers(facts) if several or facts.owner_pid else alive,
-            *_store_cells(facts, f"{sample.segment.ranks_alive} of {facts.n_readers}", rate),
+            writers(facts) if len(facts.writers) > 1 or facts.owner_pid else alive,
+            size(facts.used_bytes),
+            size(facts.capacity),
+            str(facts.objects),
+            f"{sample.segment.ranks_alive} of {facts.n_readers}",
+            f"{rate['puts']:.1f}",
+            size(rate["put_bytes"]),
+            f"{rate['hits']:.1f}",
+            hit_ratio(facts) if sample.recent_hit_ratio is None else ratio(sample.recent_hit_ratio),
+            f"{rate['evictions']:.1f}",
+            f"{rate['refusals']:.1f}",
             "-" if oldest is None else span(oldest),
         ]
         rows.append((cells, "" if sample.segment.writer_alive else "dim"))
-        for writer, its_rate in zip(facts.writers, sample.per_writer, strict=True):
-            if several:
-                cells = [f"  writer {writer.index}", writer.state, *_store_cells(writer, "", its_rate), ""]
-                rows.append((cells, "" if writer.state == "alive" else "dim"))
     spare = ("of", "objects", "hit/s", "evict/s", "readers", "hit ratio", "B/s")
     table = make_fitting_table(console, "", columns, rows, left=("name", "owner"), spare=spare)
     return Group(
