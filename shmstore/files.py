@@ -20,7 +20,6 @@ from shmstore.places import parts_of, path_of, place_of
 
 PREFIX: Final = "shmstore-"
 """The start of generated names."""
-"""Of the flags in /proc/PID/stat."""
 
 FileState = Literal[
     "ok",  # a store, alive or dead
