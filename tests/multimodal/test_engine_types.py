@@ -1,7 +1,10 @@
 """The caches with an engine's own types: items are values that the store takes, and updates are any objects."""
 
+import mmap
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +23,7 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from tests.multimodal.helpers import MIB, config, item, update
-from tests.support import raises
+from tests.support import in_child, raises
 
 Picture = dict[str, Any]
 KIB = 1 << 10
@@ -187,6 +190,25 @@ def test_private_items_are_writable_and_hold_their_bytes(held: Pair) -> None:
         assert not fills(sender.writer)
         del found
         assert fills(sender.writer)
+
+
+def test_a_private_item_for_which_there_is_no_mapping_is_a_copy(held: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    sender, refs = held
+    limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    if limit > 1 << 17:
+        pytest.skip(f"a process may have {limit} mappings here, which takes long")
+
+    def read() -> tuple[int, int, int]:
+        with worker(sender, 0, "private") as cache, ExitStack() as mappings:
+            with suppress(OSError):
+                while True:
+                    mappings.enter_context(mmap.mmap(-1, 1))
+            items = [cache.get_and_update_item(ref, "a") for ref in refs]
+            items[0]["pixels"].add_(1)
+            assert same(picture("a", 16 * KIB), items[1])
+            return int(items[0]["pixels"][0]), cache.reader.stats().live_views, len(caplog.records)
+
+    assert (2, 0, 1) == in_child(read)
 
 
 def test_views_hold_their_bytes_as_long_as_a_feature_keeps_them(held: Pair) -> None:

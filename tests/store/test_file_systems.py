@@ -163,7 +163,20 @@ def test_hugetlbfs_serves_in_its_pages_and_says_when_there_are_none(tmp_path: Pa
                 look("hole", dir=tmp_path)
         path.unlink()
 
+    def map_until_there_are_no_pages() -> None:
+        options: dict[str, Any] = {"capacity": 8 * MIB, "n_readers": 1, "dir": tmp_path, "max_objects": 9}
+        with ObjectStoreWriter.create(**options) as writer, ObjectStoreReader.attach(writer.handle) as reader:
+            ref, kept = writer.put("a", VALUE), []
+            with pytest.raises(SharedMemoryError):
+                while True:
+                    kept.append(reader.get(ref, private=True))
+            assert 0 < len(kept) < 12, "each takes two pages of 2 MiB"
+            kept[0][:] = 0
+            kept[-1][:] = 1
+            assert np.array_equal(VALUE, reader.get(ref, copy=True))
+
     on("hugetlbfs", tmp_path, "pagesize=2M,size=0", look_at_a_hole)
+    on("hugetlbfs", tmp_path, "pagesize=2M", map_until_there_are_no_pages)
     said, size, full, left, rest = on("hugetlbfs", tmp_path, "pagesize=2M", use)
     assert ([], 0, [], 0) == (said, size % (2 * MIB), left, rest)
     assert "nr_hugepages" in full

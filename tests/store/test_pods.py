@@ -1,45 +1,56 @@
-"""Two pods on one store: namespaces of their own, another /dev/shm each, and one common folder."""
+"""Two pods on one store: namespaces of their own, another /dev/shm each; one common folder, or a passed descriptor."""
 
 import os
+import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
 from shmstore.cli import main as cli
-from tests.support import SHM, raises, store_name
+from tests.support import SHM, Stores, raises, store_name
 
 _POD = """
 import os
+import socket
 import sys
+import zlib
 
 import numpy as np
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter
 
-folder, rank = sys.argv[1], int(sys.argv[2])
+where, rank = sys.argv[1], int(sys.argv[2])
+if where.isdigit():  # a connected socket, over which the store's descriptor comes
+    data, (fd,), *_ = socket.recv_fds(socket.socket(fileno=int(where)), 65536, 1)
 keys, taken = os.pipe(), os.pipe()
 if os.fork() == 0:  # the worker, which waits for the store by its name
     os.close(keys[1])
-    reader = ObjectStoreReader.attach("images", rank, dir=folder, wait=60)
+    if where.isdigit():
+        reader = ObjectStoreReader.attach(None, rank, fd=fd)
+    else:
+        reader = ObjectStoreReader.attach("images", rank, dir=where, wait=60)
     for line in os.fdopen(keys[0]):
         ref = ObjectRef.from_bytes(bytes.fromhex(line))
-        os.write(taken[1], b"%d\\n" % reader.get(ref)[0])
+        os.write(taken[1], b"%d\\n" % zlib.crc32(reader.get(ref)))
     os._exit(0)
 os.close(keys[0])
 os.close(taken[1])
 sums = os.fdopen(taken[0])
 options = {"capacity": 8 << 20, "n_readers": 2, "n_writers": 2}
-with ObjectStoreWriter.open("images", dir=folder, **options) as writer:
+own = ObjectStoreWriter.join(fd=fd) if where.isdigit() else ObjectStoreWriter.open("images", dir=where, **options)
+with own as writer:
     print(os.getpid(), writer.recovered, *os.listdir("/dev/shm"), flush=True)
     for key in sys.stdin:
         try:
             ref, how = writer.get_cached(key), "hit"
         except KeyError:
-            ref, how = writer.put(key, np.full(1 << 16, int(key))), "miss"
+            ref, how = writer.put(key, np.random.default_rng(int(key)).bytes(1 << 19)), "miss"
         os.write(keys[1], ref.to_bytes().hex().encode() + b"\\n")
         print(how, sums.readline().strip(), flush=True)
     os.close(keys[1])
@@ -58,16 +69,21 @@ def common() -> Iterator[Path]:
 
 
 class Pod:
-    """A server and its worker in mount, PID, IPC, user and network namespaces; the folder has a path of its own."""
+    """A server and its worker in mount, PID, IPC, user and network namespaces.
 
-    def __init__(self, common: Path, mount: Path, rank: int) -> None:
-        mount.mkdir(exist_ok=True)
-        shell = (
-            f'mount --bind {common} {mount} && mount -t tmpfs none /dev/shm && {sys.executable} -c "$0" $1 $2; exit $?'
-        )
+    `where` is the path that the common folder has there, or the socket over which the store's descriptor comes.
+    """
+
+    def __init__(self, where: Path | socket.socket, rank: int, common: Path | None = None) -> None:
+        shell = f'mount -t tmpfs none /dev/shm && {sys.executable} -c "$0" $1 $2; exit $?'
+        if common is not None:
+            Path(str(where)).mkdir(exist_ok=True)
+            shell = f"mount --bind {common} {where} && {shell}"
+        inherited = [where.fileno()] if isinstance(where, socket.socket) else []
         spaces = "--mount --pid --ipc --user --net --map-root-user --fork --kill-child --mount-proc"
         self._process = subprocess.Popen(
-            ["unshare", *spaces.split(), "sh", "-c", shell, _POD, str(mount), str(rank)],
+            ["unshare", *spaces.split(), "sh", "-c", shell, _POD, str(inherited[0] if inherited else where), str(rank)],
+            pass_fds=inherited,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -84,14 +100,14 @@ class Pod:
         found = set()
         for key in keys:
             print(key, file=self._process.stdin, flush=True)
-            how, first = self._line()
-            assert str(key) == first
+            how, checksum = self._line()
+            assert zlib.crc32(np.random.default_rng(key).bytes(1 << 19)) == int(checksum)
             found.add(how)
         return found
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()  # until no process of the pod has the pipe
 
     def end(self) -> int:
         self._process.communicate()
@@ -103,7 +119,7 @@ def start(common: Path, tmp_path: Path) -> Iterator[Callable[[str, int], Pod]]:
     started: list[Pod] = []
 
     def pod(mount: str, rank: int) -> Pod:
-        started.append(Pod(common, tmp_path / mount, rank))
+        started.append(Pod(tmp_path / mount, rank, common))
         return started[-1]
 
     yield pod
@@ -111,11 +127,45 @@ def start(common: Path, tmp_path: Path) -> Iterator[Callable[[str, int], Pod]]:
         one.kill()
 
 
+@pytest.fixture(autouse=True)
+def _user_namespaces() -> None:
+    if (ran := subprocess.run(["unshare", "-Ur", "true"], capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"no user namespaces here: {ran.stderr}")
+
+
+def test_two_pods_without_a_common_folder_share_images_by_descriptor_and_a_death_costs_none(stores: Stores) -> None:
+    """A node agent, which is this process, owns the memory and sends its descriptor to each pod that starts."""
+    owner = stores.create(8 << 20, 2, n_writers=2, writes=False, memfd=True)
+    started = []
+
+    def start(rank: int) -> Pod:
+        here, there = socket.socketpair()
+        with here, there:
+            owner.handle.send(here)
+            started.append(Pod(there, rank))
+        assert [] == started[-1].shm
+        return started[-1]
+
+    try:
+        one, other = start(0), start(1)
+        assert [{"miss"}, {"hit"}, {"miss"}] == [one.share(range(5)), other.share(range(5)), other.share(range(5, 10))]
+        one.kill()
+        assert {"hit"} == other.share(range(5)), "what a dead pod stored can be handed out"
+        one = start(0)
+        assert {"hit"} == one.share(range(10))
+        other.kill()
+        other = start(1)
+        assert {"hit"} == other.share(range(10))
+        assert ["5", "5"] == [one.recovered, other.recovered]
+        assert [0, 0] == [one.end(), other.end()]
+    finally:
+        for pod in started:
+            pod.kill()
+
+
 def test_two_pods_share_images_through_one_folder_and_a_death_costs_none(
     common: Path, start: Callable[[str, int], Pod], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if (ran := subprocess.run(["unshare", "-Ur", "true"], capture_output=True, text=True, check=False)).returncode:
-        pytest.skip(f"no user namespaces here: {ran.stderr}")
     images, others = range(10), range(10, 20)
     one, other = start("a", 0), start("b", 1)
     assert [[]] * 2 == [one.shm, other.shm]

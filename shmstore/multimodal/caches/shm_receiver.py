@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
-from shmstore.errors import CacheMissError, ObjectBusyError, StaleRefError, listed, shown
+from shmstore.errors import CacheMissError, ObjectBusyError, SharedMemoryError, StaleRefError, listed, shown
 from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache, Feature
 from shmstore.multimodal.caches.checks import check_hash, check_pairs, checked_types
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 from shmstore.tiers.relay_client import RelayClient
+
+_log = logging.getLogger(__name__)
 
 Policy: TypeAlias = Literal["views", "until_step", "copy", "private"]
 
@@ -37,12 +41,28 @@ _PATIENCE = 3
 """How often a reader asks for an object whose writer was stopped; it waits a second each time."""
 
 
+@cache
+def _warn_of_copies(hint: str) -> None:
+    _log.warning("items that cannot be mapped are copied instead: %s", hint)
+
+
+def _get(reader: ObjectStoreReader, ref: ObjectRef, **options: Any) -> Any:
+    """Return `reader.get(ref, ...)`, or a copy in place of a private value that cannot be mapped."""
+    try:
+        return reader.get(ref, **options)
+    except SharedMemoryError as error:
+        if not options.get("private"):
+            raise
+        _warn_of_copies(error.hint)
+        return reader.get(ref, copy=True)
+
+
 def get_patiently(reader: ObjectStoreReader, ref: ObjectRef, **options: Any) -> Any:
     """Return `reader.get(ref, ...)`, and ask again if the writer was stopped while it decided."""
     for _ in range(_PATIENCE - 1):
         with suppress(ObjectBusyError):
-            return reader.get(ref, **options)
-    return reader.get(ref, **options)
+            return _get(reader, ref, **options)
+    return _get(reader, ref, **options)
 
 
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
@@ -54,7 +74,8 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
       gone. Writing into one is a segmentation fault.
     * "until_step": the same, and `release_step` puts the references back into the features of the step, so that no
       feature keeps a view until its request ends. The references must be held (`hold=True`), to be read again.
-    * "private": the item is writable, and nobody else sees what is written. It holds its bytes like views.
+    * "private": the item is writable, and nobody else sees what is written. It holds its bytes like views. One that
+      cannot be mapped, for want of mappings or of huge pages, is a copy.
     * "copy": the item is private and writable, and holds nothing. For engines that keep items until a request ends.
 
     With a `relay`, a reference of another store becomes the item too: the relay that listens at this path fetches it

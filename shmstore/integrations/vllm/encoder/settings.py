@@ -39,7 +39,9 @@ class Settings:
     quota_gb: _Gib | None = None
     """The limit for encoder outputs, if the store is shared with something else; by default the capacity."""
     read: Literal["copy", "views"] = "copy"
-    """Whether a worker's own encoder cache holds copies, or read-only views that pin their place in the store."""
+    """Whether a worker's own encoder cache holds copies, or read-only views that pin their place in the store.
+
+    Nothing writes to an encoder output, so there is no "private"."""
     single_flight: bool = True
     """Whether an engine waits for an output that another one is making."""
     wait_s: _Seconds = 30.0
