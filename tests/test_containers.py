@@ -22,6 +22,10 @@ from tests.support import store_name
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
+CLAIM, HOST_PATH = (
+    (ROOT / "examples/containers" / name).read_text(encoding="utf-8")
+    for name in ("two-pods.yaml", "two-pods-host-path.yaml")
+)
 PROCESSES = 1 << 30
 """What is left for the writer's processes, at least."""
 
@@ -123,31 +127,63 @@ def test_the_probes_are_commands_that_exist_and_ask_about_this_store(manifest: M
         assert all(seconds >= 5 for seconds in one.timeouts)
 
 
-def test_two_pods_share_a_folder_that_the_strictest_pod_security_admits_and_that_holds_their_store() -> None:
-    text = (ROOT / "examples/containers/two-pods.yaml").read_text(encoding="utf-8")
-    volume, claim, deployment = yaml.safe_load_all(text)
-    pods = deployment["spec"]["template"]["spec"]
-    (container,) = pods["containers"]
-    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+def deployment_of(text: str) -> tuple[list[Any], dict[str, Any], dict[str, Any], dict[str, str]]:
+    """Return what stands before the two pods, their deployment, its one container and where that mounts what."""
+    *before, deployment = yaml.safe_load_all(text)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return before, deployment, container, {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
 
-    sources = {one["name"]: {key for key in one if key != "name"} for one in pods["volumes"]}
-    assert {"store": {"persistentVolumeClaim"}, "shm": {"emptyDir"}} == sources
-    assert {"name": "SHMSTORE_DIR", "value": mounts["store"]} in container["env"]
-    assert mounts["shm"] == DIRECTORY
-    assert not {"fsGroup", "supplementalGroups"} & set(pods["securityContext"])
+
+def sources(deployment: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    return {one["name"]: {key: value for key, value in one.items() if key != "name"} for one in volumes}
+
+
+def test_two_pods_share_a_folder_that_the_strictest_pod_security_admits_and_that_holds_their_store() -> None:
+    (volume, claim), deployment, container, _ = deployment_of(CLAIM)
+    named = {"persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+    assert (named, {"store", "shm"}) == (sources(deployment)["store"], set(sources(deployment)))
 
     assert volume["metadata"]["name"] == claim["spec"]["volumeName"]
     assert claim["metadata"]["name"] == volume["spec"]["claimRef"]["name"]
-    assert claim["metadata"]["name"] == pods["volumes"][0]["persistentVolumeClaim"]["claimName"]
     assert ["ReadWriteOnce"] == volume["spec"]["accessModes"] == claim["spec"]["accessModes"]
     assert f"\ntmpfs {volume['spec']['local']['path']} tmpfs " in GUIDE
 
     options = json.loads(container["command"][-1])["ec_connector_extra_config"]
-    assert (options["engines"], "Recreate") == (deployment["spec"]["replicas"], deployment["spec"]["strategy"]["type"])
     engine = space(int(options["capacity_gb"] * 2**30), 64, 0, 0)[0]
     assert options["engines"] * engine <= parse_size(volume["spec"]["capacity"]["storage"])
     assert options["engines"] * engine <= parse_size(claim["spec"]["resources"]["requests"]["storage"])
     assert engine < parse_size(container["resources"]["limits"]["memory"])
+
+
+def test_the_pods_with_a_host_path_are_those_with_a_claim_on_one_node_and_its_folder() -> None:
+    (volume, _), claiming, *_ = deployment_of(CLAIM)
+    nothing, deployment, *_ = deployment_of(HOST_PATH)
+    folder = {"hostPath": {"path": volume["spec"]["local"]["path"], "type": "Directory"}}
+    assert ([], folder) == (nothing, sources(deployment)["store"])
+    pods = deployment["spec"]["template"]["spec"]
+    node = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"]
+    assert node == [pods.pop("nodeName")]
+    pods["volumes"] = claiming["spec"]["template"]["spec"]["volumes"]
+    assert claiming == deployment
+
+
+@pytest.mark.parametrize("text", [CLAIM, HOST_PATH], ids=["claim", "host path"])
+def test_two_pods_have_one_user_room_for_vllm_and_probes_of_engine_and_store(text: str) -> None:
+    _, deployment, container, mounts = deployment_of(text)
+    assert {"name": "SHMSTORE_DIR", "value": mounts["store"]} in container["env"]
+    assert ("Memory", DIRECTORY) == (sources(deployment)["shm"]["emptyDir"]["medium"], mounts["shm"])
+    security = deployment["spec"]["template"]["spec"]["securityContext"]
+    assert not {"fsGroup", "supplementalGroups"} & set(security)
+    assert "runAsUser" in security
+
+    options = json.loads(container["command"][-1])["ec_connector_extra_config"]
+    assert (options["engines"], "Recreate") == (deployment["spec"]["replicas"], deployment["spec"]["strategy"]["type"])
+    assert "/health" == container["livenessProbe"]["httpGet"]["path"] == container["startupProbe"]["httpGet"]["path"]
+    program, *arguments = container["readinessProbe"]["exec"]["command"]
+    parsed = build_parser().parse_args(arguments)
+    asked = parsed.command.name, parsed.quick, parsed.name, parsed.dir
+    assert ("shmstore", "verify", True, options["store"], mounts["store"]) == (program, *asked)
 
 
 def test_the_guides_sizes_are_those_of_the_code() -> None:
