@@ -309,9 +309,14 @@ TEST(files_that_other_hosts_have_too_are_refused_and_none_is_left) {
     shms_options o = {.capacity = 4096, .n_readers = 1};
     shms_writer *w = NULL;
     const char *there = store_name("remote");
-    file_system = 0x6969; /* NFS */
-    CHECK_EQ(SHMS_ESYS, shms_writer_create(&w, there, &o));
-    CHECK_EQ(EREMOTE, errno);
+    /* NFS, SMB, CIFS, SMB2, Ceph, Lustre, GPFS, 9p, FUSE */
+    const uint32_t kinds[] = {0x6969,     0x517b,     0xff534d42, 0xfe534d42, 0x00c36400,
+                              0x0bd00bd0, 0x47504653, 0x01021997, 0x65735546};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        file_system = kinds[i];
+        CHECK_EQ(SHMS_ESYS, shms_writer_create(&w, there, &o));
+        CHECK_EQ(EREMOTE, errno);
+    }
     file_system = 0x01021994;
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, there, &o));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
