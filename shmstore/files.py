@@ -187,7 +187,10 @@ def of_other_namespaces(place: str, pids: Iterable[int]) -> list[int]:
 
 
 def _is_here(pid: int, file: os.stat_result) -> bool:
-    """Return whether the process of that number maps the file, as far as this user may see."""
+    """Return whether the process of that number maps the file, as far as this user may see.
+
+    A subvolume of btrfs has another device in stat(2) than in /proc/PID/maps, so there nobody does.
+    """
     try:
         return _maps(str(pid), file.st_dev, file.st_ino)
     except PermissionError:
