@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,13 @@ def free_port() -> int:
 
 
 class Server:
-    """One server, and the store that it has made."""
+    """One server, and the store that it has made; `within` is a command that runs the server's, such as unshare."""
 
-    def __init__(self, model: Path, log: Path, *settings: str) -> None:
+    def __init__(self, model: Path, log: Path, *settings: str, within: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.log = log
         command: list[str | Path] = [
+            *within,
             Path(sys.executable).parent / "vllm",
             "serve",
             model,
