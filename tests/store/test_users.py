@@ -272,12 +272,14 @@ def test_in_a_user_namespace_the_owner_has_the_number_that_is_seen_there(folder:
 
 
 @pytest.mark.parametrize("sticky", [False, True])
-def test_gc_by_a_member_removes_a_store_where_the_folder_lets_it(folder: Path, sticky: bool) -> None:
+def test_gc_by_a_member_removes_a_store_where_the_folder_lets_it(
+    folder: Path, sticky: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
     name = store_name()
     folder.chmod(0o1777 if sticky else 0o777)
     as_user(OWNER, lambda: left_open(folder, name, mode=0o660, gid=GROUP))
     assert int(sticky) == as_user(MEMBER, lambda: cli.main(["gc", "--yes", "--force", name, "--dir", str(folder)]))
-    assert sticky == (folder / name).exists()
+    assert sticky == (folder / name).exists() == (f"belongs to user {OWNER}" in capfd.readouterr().err)
 
 
 def test_an_exit_and_a_create_leave_what_a_dead_user_of_the_group_left(folder: Path) -> None:
