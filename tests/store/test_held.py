@@ -11,7 +11,6 @@ from tests.support import Child, Signal, Stores, bits, random_tensor, span_of
 
 CAPACITY = 64 * 1024
 SIZE = 3000
-PER_LAP = CAPACITY // 3072
 
 
 def turn_over(
@@ -27,22 +26,6 @@ def turn_over(
     return puts
 
 
-@pytest.mark.parametrize("size", [SIZE, 700, 20_000])
-@pytest.mark.parametrize("eviction", ["clock", "fifo"])
-def test_an_object_viewed_for_ever_costs_no_put(stores: Stores, eviction: Any, size: int) -> None:
-    writer = stores.create(CAPACITY, n_readers=1, eviction=eviction)
-    reader = stores.attach(writer)
-    turn_over(writer, 1)
-    value = random_tensor(4, 5000)
-    held = reader.get(writer.put("held", value))
-    puts = turn_over(writer, 100, reader.get, size)
-    assert puts >= 100 * (CAPACITY // size)
-    stats = writer.stats()
-    assert (0, True) == (stats.refusals, "held" in writer)
-    assert bits(value) == bits(held)
-    writer.check_valid()
-
-
 @pytest.mark.parametrize("came", [True, False])
 def test_an_object_promised_to_a_rank_that_never_reads_or_never_came_costs_no_put(stores: Stores, came: bool) -> None:
     writer = stores.create(CAPACITY, n_readers=2)
@@ -54,30 +37,6 @@ def test_an_object_promised_to_a_rank_that_never_reads_or_never_came_costs_no_pu
     turn_over(writer, 100)
     assert 0 == writer.stats().refusals
     assert bits(value) == bits((other or stores.attach(writer, 1)).get(promised))
-
-
-def test_held_objects_all_over_the_ring_cost_only_their_bytes(stores: Stores) -> None:
-    writer = stores.create(CAPACITY, n_readers=1)
-    reader = stores.attach(writer)
-    held = []
-    for i in range(PER_LAP):
-        ref = writer.put(f"k{i}", random_tensor(i, SIZE))
-        if i % 3 == 0:
-            held.append((reader.get(ref), random_tensor(i, SIZE)))
-        else:
-            reader.release(ref)
-    turn_over(writer, 100, reader.get)
-    assert 0 == writer.stats().refusals
-    for view, value in held:
-        assert bits(value) == bits(view)
-    writer.check_valid()
-
-
-def test_aborted_requests_block_nobody(stores: Stores) -> None:
-    writer = stores.create(CAPACITY, n_readers=2)
-    stores.attach(writer, 0)  # reads nothing, ever; rank 1 never comes
-    turn_over(writer, 20)
-    assert (0, 0) == (writer.stats().refusals, writer.stats().open_leases)
 
 
 def hold(writer_handle: Any, refs: list[bytes], ready: Signal) -> None:
