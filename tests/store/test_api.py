@@ -8,10 +8,8 @@ import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -33,11 +31,8 @@ from shmstore import (
     TensorSpec,
 )
 from tests.support import (
-    Leavers,
     Stores,
-    bits,
     crowd,
-    frozen,
     raises,
     random_tensor,
     run_all,
@@ -46,9 +41,6 @@ from tests.support import (
     state,
     store_name,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # ---- names and signatures
 
@@ -100,23 +92,6 @@ def test_the_signatures_are_those_of_the_contract() -> None:
         signature = inspect.signature(function)
         bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
         assert expected == str(inspect.Signature(bare)), function
-
-
-def test_a_put_and_a_get_give_back_what_went_in(stores: Stores) -> None:
-    writer = stores.create(n_readers=2)
-    readers = [stores.attach(writer, rank) for rank in (0, 1)]
-    value = {
-        "pixels": torch.arange(24, dtype=torch.float32).reshape(2, 3, 4).transpose(0, 2),
-        "half": torch.ones(3, dtype=torch.bfloat16),
-        "grid": np.arange(6, dtype=np.int16).reshape(2, 3),
-        "none": [None, True, (1, -(2**70), 1.5), "text", b"bytes", {}],
-        "empty": torch.empty(0, 3),
-        "scalar": torch.tensor(7),
-    }
-    ref = writer.put("item", value)
-    for reader in readers:
-        assert frozen(value) == frozen(reader.get(ref))
-        assert frozen(value) == frozen(reader.get(ref, copy=True))
 
 
 # ---- puts and their errors
@@ -171,33 +146,6 @@ def test_every_refusal_has_its_error_and_changes_nothing(stores: Stores) -> None
             before = before[0], dataclasses.replace(before[1], misses=before[1].misses + 1)
         assert before == after, name
         writer.check_valid()
-
-
-def test_a_full_store_refuses_and_leaves_keys_order_and_figures_as_they_were(stores: Stores) -> None:
-    def evicted_in_turn(refused: int) -> list[list[Any]]:
-        writer = stores.create(8192, n_readers=1)
-        reader = stores.attach(writer)
-        held = writer.put("held", random_tensor(0, 3000))
-        for i in range(4):
-            assert writer.cancel(writer.put(f"k{i}", random_tensor(i, 900)))
-        writer.touch("k2")
-        before = state(writer)
-        for _ in range(refused):
-            with pytest.raises(StoreFullError, match="rank 0: 3072 bytes") as caught:
-                writer.put("x", random_tensor(9, 6000))
-            assert {0: span_of("held", random_tensor(0, 3000))} == caught.value.held_bytes_by_rank
-            assert 6000 == caught.value.needed
-        assert before[0] == writer.keys()
-        assert dataclasses.replace(before[1], refusals=refused) == writer.stats()
-        left = Leavers(writer)
-        gone = []
-        for i in range(6):
-            writer.cancel(writer.put(f"n{i}", random_tensor(i, 900)))
-            gone.append(left.take())
-        assert reader.release(held)
-        return gone
-
-    assert evicted_in_turn(refused=0) == evicted_in_turn(refused=3)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
@@ -302,31 +250,7 @@ def test_a_reader_counts_gets_stale_references_releases_and_views(stores: Stores
 # ---- letting go
 
 
-def test_ids_and_leases_go_on_counting_after_clear(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    last = [writer.put(f"k{i}", 1) for i in range(3)][-1]
-    writer.clear()
-    assert [] == writer.keys()
-    ref = writer.put("k0", 1)
-    assert (last.monotonic_id + 1, last.lease + 1) == (ref.monotonic_id, ref.lease)
-
-
 # ---- copies
-
-
-def test_a_copy_is_private_and_writable_and_keeps_nothing(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    reader = stores.attach(writer)
-    value = {"t": torch.arange(10), "a": np.arange(10)}
-    ref = writer.put("a", value)
-    copy = reader.get(ref, copy=True)
-    assert 0 == reader.stats().live_views
-    copy["t"].zero_()
-    copy["a"][:] = 0
-    assert frozen(value) == frozen(reader.get(ref))
-    crowd(writer)
-    assert "a" not in writer
-    assert (0, 0) == (int(copy["t"].sum()), int(copy["a"].sum()))
 
 
 # ---- serializers of the user's own
@@ -345,15 +269,6 @@ def test_pickle_stores_any_object_and_only_where_both_sides_ask_for_it(stores: S
 
 
 # ---- handles
-
-
-def test_a_handle_travels_by_json_and_by_pickle(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    handle = writer.handle
-    assert handle == StoreHandle.from_json(handle.to_json())
-    assert handle == pickle.loads(pickle.dumps(handle))
-    assert hash(handle) == hash(StoreHandle.from_json(handle.to_json()))
-    assert (writer.name, 1) == (handle.name, handle.n_readers)
 
 
 def test_a_handle_with_fields_that_lie_is_refused(stores: Stores) -> None:
@@ -411,17 +326,6 @@ def test_a_name_that_is_taken_is_left_alone(stores: Stores) -> None:
     assert "a" in writer
 
 
-@pytest.mark.parametrize("options", [{"prefault": True}, {"huge_pages": True}, {"prefault": True, "huge_pages": True}])
-def test_prefault_and_huge_pages_change_no_behaviour(stores: Stores, options: Any) -> None:
-    writer = stores.create(5 << 20, n_readers=1, **options)
-    reader = stores.attach(writer)
-    value = random_tensor(1, 3 << 20)
-    assert bits(value) == bits(reader.get(writer.put("a", value)))
-    writer.close(unlink=False)
-    again = stores.recover(writer.handle)
-    assert ["a"] == again.keys()
-
-
 def every_call(writer: ObjectStoreWriter, reader: ObjectStoreReader, ref: ObjectRef) -> list[Callable[[], Any]]:
     return [
         lambda: writer.put("x", 1),
@@ -475,24 +379,6 @@ def test_close_is_idempotent_and_unlinks_once(stores: Stores) -> None:
     other = stores.create(8192, n_readers=1, name=writer.name)
     writer.close()
     assert other.name in segments()
-
-
-def test_close_without_unlink_leaves_the_store_for_recover(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    writer.put("a", 1)
-    writer.close(unlink=False)
-    writer.close()  # a second close does not change the first one's mind
-    again = stores.recover(writer.name)
-    assert (["a"], writer.handle) == (again.keys(), again.handle)
-
-
-def test_the_context_managers_close(stores: Stores) -> None:
-    with ObjectStoreWriter.create(store_name(), capacity=8192, n_readers=1) as writer:
-        with ObjectStoreReader.attach(writer.handle) as reader:
-            assert 1 == reader.get(writer.put("a", 1))
-        with pytest.raises(StoreClosedError):
-            reader.stats()
-    assert writer.name not in segments()
 
 
 def test_forgetting_to_close_is_a_resource_warning() -> None:

@@ -12,19 +12,17 @@ import pytest
 
 from shmstore import (
     ObjectExistsError,
-    ObjectNotFoundError,
     ObjectStoreReader,
     ObjectStoreWriter,
     Reservation,
     ReservationEndedError,
     StoreClosedError,
     StoreFullError,
-    StoreHandle,
     TensorSpec,
     WriterActiveError,
 )
 from shmstore.inspect.verify import verify
-from tests.support import Child, Signal, Stores, crowd, in_child, raises, run_all
+from tests.support import Stores, crowd, in_child, raises, run_all
 
 CAPACITY = 1 << 16
 HALF = TensorSpec((30_000,), np.dtype(np.uint8))
@@ -59,21 +57,6 @@ def has_room(writer: ObjectStoreWriter) -> bool:
 
 
 # ---- begin, commit, abort
-
-
-def test_nobody_finds_it_until_the_commit_which_opens_no_lease(stores: Stores, writer: ObjectStoreWriter) -> None:
-    reader = stores.attach(writer)
-    reservation = begun(writer)
-    assert [False, False] == [writer.is_cached("a"), reader.has("a")]
-    with pytest.raises(ObjectNotFoundError):
-        writer.get_cached("a")
-    assert not writer.delete("a")
-    writer.clear()
-    reservation.commit()
-    assert reservation.value is None
-    assert (1, 0) == (writer.stats().puts, writer.stats().open_leases)
-    assert reader.has("a")
-    assert {7} == read(writer, reader, "a")
 
 
 def test_it_ends_once(stores: Stores, writer: ObjectStoreWriter) -> None:
@@ -117,17 +100,6 @@ def test_its_bytes_are_nobody_elses_until_it_ends(writer: ObjectStoreWriter) -> 
         pass
     reservations[1].abort()
     assert has_room(writer)
-
-
-def test_a_key_is_taken_by_the_first_that_begins_it(writer: ObjectStoreWriter) -> None:
-    reservation = begun(writer)
-    tries: list[Callable[[], object]] = [lambda: begun(writer), lambda: writer.put("a", 1)]
-    for again in tries:
-        with raises(ObjectExistsError, names=["a"]):
-            again()
-    writer.begin("a", HALF, namespace="another").abort()
-    reservation.commit()
-    assert ["a"] == writer.keys()
 
 
 def test_a_block_commits_on_a_clean_exit_and_aborts_on_an_exception(writer: ObjectStoreWriter) -> None:
@@ -222,29 +194,6 @@ def test_a_forked_child_neither_commits_nor_aborts(stores: Stores, writer: Objec
     for reservation, key in zip(reservations, "ab", strict=True):
         reservation.commit()
         assert {7} == read(writer, reader, key)
-
-
-def _begin_and_wait(handle: StoreHandle, ready: Signal, never: Signal) -> None:
-    heir = ObjectStoreWriter.recover(handle.name)
-    reservation = begun(heir)
-    heir.put("b", 1)
-    ready.send()
-    never.wait()
-    reservation.commit()
-
-
-def test_the_death_of_its_process_aborts(stores: Stores, writer: ObjectStoreWriter) -> None:
-    writer.close(unlink=False)
-    ready, never = Signal(), Signal()
-    child = Child(_begin_and_wait, writer.handle, ready, never)
-    ready.wait()
-    child.kill()
-    ready.close()
-    never.close()
-    again = stores.recover(writer.handle)
-    assert ["b"] == again.keys()
-    again.cancel_all()
-    assert has_room(again)
 
 
 # ---- unless_stored

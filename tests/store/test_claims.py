@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 from multiprocessing import get_context
 from typing import Any
 
@@ -225,25 +224,3 @@ def test_in_a_store_that_was_removed_a_claim_excludes_nobody(
     with claim(reader) as first:
         assert not first.exclusive
         claim(reader).end()
-
-
-def test_makers_in_many_threads_make_each_object_once(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
-    made: list[str] = []
-
-    def make_all() -> None:
-        for n in range(50):
-            key = f"k{n}"
-            got = writer.find_or_claim(key, wait=60)
-            assert got is not None
-            if isinstance(got, Claim):
-                with got:
-                    made.append(key)
-                    time.sleep(0)
-                    writer.put(key, b"1")
-
-    threads = [threading.Thread(target=make_all) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(made) == sorted({f"k{n}" for n in range(50)})

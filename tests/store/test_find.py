@@ -1,10 +1,8 @@
 """What a rank finds by key stays as long as it holds it, whoever stored it, and however the finder ends."""
 
 import gc
-import os
 import pickle
 import threading
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -18,7 +16,6 @@ from shmstore import (
     StoreClosedError,
     StoreFullError,
 )
-from tests.store.children import find_or_claim_and_wait
 from tests.support import Stores
 
 HALF = 500_000
@@ -122,20 +119,6 @@ def test_a_pin_outlives_its_reader_and_belongs_to_its_process(
     assert not full(writer)
 
 
-def test_a_forked_child_ends_no_pin_of_its_parent(
-    writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
-) -> None:
-    put(writer, reader, "a", 7)
-    pinned = found(finder, "a")
-    if not (child := os.fork()):
-        pinned.end()
-        os._exit(0)
-    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert full(writer)
-    pinned.end()
-    assert not full(writer)
-
-
 def test_each_writers_objects_are_found_and_a_writer_finds_what_others_stored(stores: Stores) -> None:
     first = stores.create(n_writers=2)
     second = stores.keep(ObjectStoreWriter.join(first.handle))
@@ -152,21 +135,6 @@ def test_each_writers_objects_are_found_and_a_writer_finds_what_others_stored(st
     del leased
     gc.collect()
     assert before == first.stats().open_leases
-
-
-def test_a_pin_ends_with_a_process_that_is_killed(
-    stores: Stores, writer: ObjectStoreWriter, reader: ObjectStoreReader
-) -> None:
-    put(writer, reader, "a", 7)
-    ours, theirs = get_context("spawn").Pipe()
-    child = get_context("spawn").Process(target=find_or_claim_and_wait, args=(writer.handle, theirs))
-    child.start()
-    assert (reader.get(ours.recv()) == value(7)).all()
-    gc.collect()
-    assert full(writer)
-    child.kill()
-    child.join()
-    assert not full(writer)
 
 
 def test_finds_beside_evictions_see_whole_objects_or_none(

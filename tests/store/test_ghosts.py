@@ -43,10 +43,9 @@ def replay(stores: Stores, capacity: int, slots: int, keys: list[int], nbytes: l
 @pytest.mark.parametrize(
     ("zipf", "working_set", "scan", "mixed"),
     [
-        *((zipf, working_set, 0.0, False) for zipf in (0.7, 0.9) for working_set in (2, 4, 6)),
-        *((zipf, 4, 0.2, False) for zipf in (0.7, 0.9)),
-        *((zipf, working_set, 0.0, True) for zipf in (0.7, 0.9) for working_set in (2, 4, 6)),
-        *((zipf, 4, 0.2, True) for zipf in (0.7, 0.9)),
+        (0.7, 2, 0.0, False),
+        (0.9, 6, 0.0, True),
+        (0.9, 4, 0.2, True),
     ],
 )
 def test_the_estimate_is_within_a_hundredth_of_a_replay(

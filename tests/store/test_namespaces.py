@@ -129,15 +129,6 @@ def test_protection_is_of_the_key_in_its_namespace(stores: Stores) -> None:
     assert not writer.is_cached("a", namespace="m1")
 
 
-def test_namespaces_survive_recover(stores: Stores) -> None:
-    writer = stores.create()
-    fill(writer)
-    writer.close(unlink=False)
-    again = stores.recover(writer.handle)
-    assert (["m1", "m12"], ["a", "b"]) == (again.namespaces(), again.keys(namespace="m1"))
-    again.check_valid()
-
-
 def test_the_commands_show_namespaces_and_kinds(stores: Stores) -> None:
     writer = stores.create()
     fill(writer)

@@ -14,24 +14,19 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
-import torch
 
 from shmstore import (
-    ObjectExistsError,
     ObjectRef,
     ObjectStoreReader,
     ObjectStoreWriter,
-    ObjectTooLargeError,
-    StoreClosedError,
     StoreFullError,
     StoreHandle,
 )
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, run_all, span_of, state
+from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, span_of, state
 
 CAPACITY = 64 * 1024
 ALL = random_tensor(0, CAPACITY - 1024)
-HALF = random_tensor(1, CAPACITY // 2 - 512)
 LONG = 60.0
 """Seconds that a test may need on a busy machine, but never needs."""
 LOOK = 0.05
@@ -174,15 +169,6 @@ def holder(stores: Stores) -> Iterator[tuple[ObjectStoreWriter, Child]]:
 
 
 @WAYS
-def test_the_death_of_a_reader_ends_the_wait(holder: tuple[ObjectStoreWriter, Child], way: Callable[..., None]) -> None:
-    writer, child = holder
-    with meanwhile(writer.name, child.kill):
-        way(writer, "new", timeout=LONG)
-    assert ["new"] == writer.keys()
-    writer.check_valid()
-
-
-@WAYS
 def test_a_reader_that_is_stopped_does_not_stop_the_clock(
     holder: tuple[ObjectStoreWriter, Child], way: Callable[..., None]
 ) -> None:
@@ -223,53 +209,6 @@ def test_an_interrupt_ends_the_wait_and_leaves_nothing(
     writer.check_valid()
 
 
-def test_other_threads_put_hit_and_cancel_while_one_waits(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    held = writer.put("held", HALF)
-    small = torch.zeros(100, dtype=torch.uint8)
-
-    def work() -> None:
-        for i in range(200):
-            ref = writer.put(f"small{i}", small)
-            assert writer.cancel(writer.get_cached(f"small{i}"))
-            assert writer.cancel(ref)
-        assert "new" not in writer
-        assert writer.cancel(held)
-
-    with meanwhile(writer.name, work):
-        writer.put("new", ALL, timeout=LONG)
-    assert "new" in writer
-    writer.check_valid()
-
-
-def test_all_threads_that_wait_get_their_room(stores: Stores) -> None:
-    """More than there is room for at a time, of which each lets go; also of kinds whose memory of a refusal differs."""
-    writer = stores.create(CAPACITY, quotas={"images": CAPACITY})
-    held = writer.put("held", ALL)
-
-    def work(number: int) -> Callable[[], None]:
-        def run() -> None:
-            for i in range(10):
-                key = f"{number}-{i}"
-                writer.cancel(writer.put(key, HALF, timeout=LONG, kind="images" if number % 2 else None))
-
-        return run
-
-    with meanwhile(writer.name, lambda: writer.cancel(held)):
-        run_all(*map(work, range(5)))
-    assert 0 == writer.stats().refusals
-    assert not waits(writer.name)
-    writer.check_valid()
-
-
-@WAYS
-def test_a_close_in_another_thread_ends_the_wait(stores: Stores, way: Callable[..., None]) -> None:
-    writer = stores.create(CAPACITY)
-    writer.put("held", ALL)
-    with meanwhile(writer.name, writer.close), pytest.raises(StoreClosedError):
-        way(writer, "new", timeout=LONG)
-
-
 def test_a_put_in_an_event_loop_waits_for_a_task_that_lets_go(stores: Stores) -> None:
     writer = stores.create(CAPACITY)
     reader = stores.attach(writer)
@@ -290,21 +229,6 @@ def test_a_put_in_an_event_loop_waits_for_a_task_that_lets_go(stores: Stores) ->
 
 
 # ---- what does not wait
-
-
-def test_what_another_thread_has_stored_meanwhile_is_not_stored_again(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    writer.put("held", HALF)
-    with meanwhile(writer.name, lambda: writer.put("new", 1)), pytest.raises(ObjectExistsError):
-        writer.put("new", ALL, timeout=LONG)
-
-
-@WAYS
-def test_what_can_never_fit_does_not_wait(stores: Stores, way: Callable[..., None]) -> None:
-    writer = stores.create(CAPACITY // 2)
-    writer.put("held", 1)
-    with pytest.raises(ObjectTooLargeError):
-        way(writer, "new", timeout=math.inf)
 
 
 @WAYS
