@@ -33,12 +33,6 @@ def read_what_comes(handle: StoreHandle, rank: int, pipe: Connection) -> None:
     pipe.send([{name: digest(tensor) for name, tensor in value.items()} for value in kept])
 
 
-def put_and_end(name: str, options: dict[str, Any], mark: int, pipe: Any) -> None:
-    """Be one of the writers of a store of that name, and close it."""
-    with ObjectStoreWriter.open(name, **options, n_writers=2) as writer:
-        pipe.send(writer.put(f"k{mark}", marked(mark)).to_bytes())
-
-
 def put_and_wait(handle: StoreHandle, mark: int, pipe: Any) -> None:
     """Join a store, put one object, and be killed."""
     with ObjectStoreWriter.join(handle) as writer:

@@ -1,6 +1,5 @@
 """How long a store stays: what closing does to it, an owner without an arena, and `unlink`."""
 
-import itertools
 import multiprocessing
 import os
 import time
@@ -15,7 +14,6 @@ from shmstore import (
     LayoutMismatchError,
     NoArenaError,
     ObjectRef,
-    ObjectStoreReader,
     ObjectStoreWriter,
     StoreHandle,
     StoreNotFoundError,
@@ -24,7 +22,7 @@ from shmstore import (
 from shmstore.bindings.inspect import probe
 from shmstore.inspect.inspector import StoreInspector
 from tests.inspect.cases import piped
-from tests.store.children import marked, put_and_end, put_and_wait
+from tests.store.children import marked, put_and_wait
 from tests.support import SHM, Child, Signal, Stores, raises
 
 OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 1, "max_objects": 16}
@@ -44,19 +42,6 @@ def there(name: str) -> bool:
 
 
 # ---- closing
-
-
-def test_workers_that_come_one_after_another_write_into_the_store_that_main_reads(stores: Stores, name: str) -> None:
-    reader: ObjectStoreReader | None = None
-    for seed in range(3):
-        ours, theirs = SPAWN.Pipe()
-        worker = SPAWN.Process(target=put_and_end, args=(name, OPTIONS, seed, theirs))
-        worker.start()
-        ref = ObjectRef.from_bytes(ours.recv())
-        worker.join()
-        assert 0 == worker.exitcode  # so it has closed before the next one comes
-        reader = reader or stores.attach(name)
-        assert (marked(seed) == reader.get(ref)).all()
 
 
 @pytest.mark.parametrize(
@@ -186,17 +171,7 @@ def test_main_reads_what_workers_put_and_a_killed_worker_has_a_successor(stores:
             worker.join()
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_an_owned_store_goes_with_the_last_that_closes(order: tuple[int, ...]) -> None:
-    owner = created(None, writes=False)
-    three = [owner, *(ObjectStoreWriter.join(owner.handle) for _ in range(2))]
-    for number in order:
-        assert there(owner.name)
-        three[number].close()
-    assert not there(owner.name)
-
-
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_an_owned_store_goes_with_the_last_that_is_killed(stores: Stores, order: tuple[int, ...]) -> None:
     reading, writing = os.pipe()
     ready = Signal()

@@ -15,15 +15,11 @@ import pytest
 
 from shmstore import (
     CorruptStoreError,
-    ForeignStoreError,
     LayoutMismatchError,
-    ObjectNotFoundError,
     ObjectStoreReader,
     ObjectStoreWriter,
     StaleRefError,
     StoreFullError,
-    StoreHandle,
-    StoreNotFoundError,
     WriterActiveError,
 )
 from shmstore.bindings import inspect as native
@@ -144,25 +140,6 @@ def test_a_store_of_one_writer_is_joined_only_when_that_has_ended(stores: Stores
     assert 0 == join(stores, alone.handle).index
 
 
-def test_only_the_store_of_the_handle_is_joined(stores: Stores) -> None:
-    writer = stores.create(**OPTIONS, n_writers=2)
-    handle = writer.handle
-    for other in (
-        StoreHandle(handle.name, handle.store_id ^ 1, handle.n_readers),
-        StoreHandle(handle.name, handle.store_id, handle.n_readers + 1),
-    ):
-        with pytest.raises((LayoutMismatchError, StoreNotFoundError)):
-            ObjectStoreWriter.join(other)
-    with pytest.raises(StoreNotFoundError):
-        ObjectStoreWriter.join(store_name())
-    (SHM / writer.name).chmod(0o644)
-    with pytest.raises(ForeignStoreError, match="0644"):
-        ObjectStoreWriter.join(handle)
-    with pytest.raises(ForeignStoreError):
-        ObjectStoreWriter.join(handle, allow_uid=os.geteuid() + 1)
-    assert 1 == join(stores, handle, allow_uid=os.geteuid()).index
-
-
 def test_what_is_neither_a_name_nor_a_handle_is_refused_by_its_argument(stores: Stores) -> None:
     with pytest.raises(TypeError, match=r"^handle_or_name must be a str or a StoreHandle, not NoneType"):
         ObjectStoreWriter.join(None)
@@ -240,47 +217,7 @@ def test_a_store_of_one_living_writer_is_refused_by_its_process_if_one_is_asked_
 # ---- closing
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_the_name_goes_with_the_last_writer(three: list[ObjectStoreWriter], order: tuple[int, ...]) -> None:
-    path = SHM / three[0].name
-    for left, index in zip((2, 1, 0), order, strict=True):
-        three[index].close()
-        assert (left > 0) == path.exists()
-
-
-def test_the_last_writer_says_whether_the_store_stays(stores: Stores, three: list[ObjectStoreWriter]) -> None:
-    three[0].close()
-    three[1].put("k", value(1))
-    three[1].close()
-    three[2].close(unlink=False)
-    first, second = join(stores, three[0].name), join(stores, three[0].name)
-    assert (0, ["k"]) == (first.recovered, second.keys())
-
-
-def test_two_that_close_at_once_leave_no_name(name: str) -> None:
-    def live(ready: Signal, go: Signal) -> None:
-        writer = ObjectStoreWriter.join(name)
-        ready.send()
-        go.wait()
-        writer.close()
-
-    for _ in range(30):
-        ObjectStoreWriter.create(name, **OPTIONS, n_writers=2).close(unlink=False)
-        ready, go = Signal(), Signal()
-        children = [Child(live, ready, go) for _ in range(2)]
-        for _ in children:
-            ready.wait()
-        go.send()
-        go.send()
-        for child in children:
-            child.join()
-        assert not (SHM / name).exists()
-        ready.close()
-        go.close()
-
-
-@pytest.mark.parametrize("last", ["creator", "joined"])
-def test_a_generated_name_ends_with_the_last_process(last: str) -> None:
+def test_a_generated_name_ends_with_the_last_process() -> None:
     code = """
 import os, sys
 from shmstore import ObjectStoreWriter
@@ -306,10 +243,9 @@ sys.stdin.read()
     joined = start(name)
     assert joined.stdout
     assert name == joined.stdout.readline().strip()
-    first, second = (joined, creator) if last == "creator" else (creator, joined)
-    end(first)
+    end(creator)
     assert (SHM / name).exists()
-    end(second)
+    end(joined)
     assert not (SHM / name).exists()
 
 
@@ -332,61 +268,7 @@ def test_a_killed_writer_leaves_its_objects_to_the_next_that_joins(stores: Store
     assert is_free(heir) is not keep_leases
 
 
-@pytest.mark.parametrize("how", ["join", "open", "recover", "ended"])
-def test_a_successor_keeps_the_leases_on_objects_of_others_that_are_still_there(
-    stores: Stores, name: str, how: str
-) -> None:
-    first = stores.keep(ObjectStoreWriter.create(name, **OPTIONS, n_writers=2))
-    second = join(stores, first.handle)
-    for key in "ab":
-        second.cancel(second.put(key, value(1)))
-    held, gone = first.get_cached("a", hold=True), first.get_cached("b")
-    first.close(unlink=False)
-    assert second.delete("b")
-    if how == "recover":
-        heir = stores.keep(ObjectStoreWriter.recover(name))
-    elif how == "open":
-        heir = stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, keep_leases=True))
-    else:
-        heir = join(stores, name, keep_leases=how == "join")
-    assert (0 if how == "ended" else 1) == heir.stats().open_leases
-    assert is_free(second) is (how == "ended")
-    assert [how != "ended", False] == [heir.cancel(ref) for ref in (held, gone)]
-    assert is_free(second)
-    heir.check_valid()
-
-
 # ---- objects of others
-
-
-def test_all_find_the_objects_of_all_and_list_their_own(stores: Stores, three: list[ObjectStoreWriter]) -> None:
-    readers = [stores.attach(three[0], rank) for rank in range(2)]
-    for number, writer in enumerate(three):
-        assert not writer.is_cached(str(number))
-        for rank, ref in enumerate([writer.put(str(number), value(number))] * 2):
-            readers[rank].release(ref)
-    seen = set()
-    for writer in three:
-        for number in range(3):
-            assert writer.is_cached(str(number))
-            assert str(number) in writer
-            ref = writer.get_cached(str(number))
-            seen.add(ref.lease << 8 | writer.index)
-            assert writer.validate(ref, str(number))
-            for reader in readers:
-                assert bits(value(number)) == bits(reader.get(ref))
-    assert 9 == len(seen)
-    for number, writer in enumerate(three):
-        stats = writer.stats()
-        assert ([str(number)], 1) == (writer.keys(), len(writer))
-        assert (3, 2, 0, 1, 1) == (stats.hits, stats.adopted, stats.misses, stats.objects, stats.puts)
-        assert [("put", str(number))] == [(event.kind, event.key) for event in writer.events()]
-        with pytest.raises(ObjectNotFoundError):
-            writer.get_cached("absent")
-        assert 1 == writer.stats().misses
-        writer.check_valid()
-    assert verify(three[0].name).ok
-    assert [True] * 3 == [is_free(writer) for writer in three]
 
 
 def test_a_refusal_says_how_much_other_writers_hold(three: list[ObjectStoreWriter]) -> None:
@@ -409,22 +291,6 @@ def test_a_refusal_says_how_much_other_writers_hold(three: list[ObjectStoreWrite
     with pytest.raises(StoreFullError) as again:
         first.put("all", random_tensor(0, first.stats().capacity - 256))
     assert {2: span} == again.value.held_bytes_by_writer
-
-
-def test_a_refusal_tells_to_retire_a_rank_as_long_as_any_writer_waits_for_it(three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    first.cancel(first.put("a", value(0)))
-    second.get_cached("a")
-    for rank in range(2):
-        first.retire(rank)
-        with raises(StoreFullError, hint=["retire(rank)", "each writer"]) as caught:
-            first.put("all", random_tensor(0, first.stats().capacity - 256))
-        assert {0, 1} == set(caught.value.held_bytes_by_rank or ())
-    second.retire(0)
-    with raises(StoreFullError, hint=["rank 1 has never attached"]):
-        first.put("all", random_tensor(0, first.stats().capacity - 256))
-    second.retire(1)
-    assert is_free(first)
 
 
 def test_a_reference_belongs_to_the_writer_that_handed_it_out(three: list[ObjectStoreWriter]) -> None:
@@ -457,16 +323,6 @@ def test_what_a_protection_or_an_undone_batch_ends_is_no_cancel(three: list[Obje
     assert first.stats().cancels == 2
 
 
-def test_protection_is_of_ones_own_objects(three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    for writer in (first, second):
-        writer.cancel(writer.put("k", value(1)))
-    with second.protect(["k"]):
-        assert is_free(first)
-        assert not is_free(second)
-    assert is_free(second)
-
-
 def test_what_is_protected_of_another_stays_until_the_block_ends(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     first.cancel(first.put("k", value(1)))
@@ -496,28 +352,6 @@ def test_protection_without_a_free_entry_is_refused_and_protects_nothing(stores:
 
 
 # ---- deleting
-
-
-def test_what_another_deletes_is_gone_for_all_at_once(stores: Stores, three: list[ObjectStoreWriter]) -> None:
-    first, second, third = three
-    reader = stores.attach(first, 0)
-    first.put("k", value(1))
-    view = reader.get(first.get_cached("k"))
-    position = [event.position for event in first.events()][-1]
-    assert second.delete("k")
-    assert not second.is_cached("k")
-    assert not second.delete("k")
-    for writer in (second, third):  # also before the owner's next call
-        with pytest.raises(ObjectNotFoundError):
-            writer.get_cached("k")
-        assert not writer.delete("k")
-    assert not first.is_cached("k")
-    assert 1 == first.stats().deletes
-    assert [("deleted", "k")] == [(event.kind, event.key) for event in first.events(position)]
-    assert bits(value(1)) == bits(view)
-    second.put("k", value(2))
-    assert [True] * 3 == [writer.is_cached("k") for writer in three]
-    assert third.get_cached("k").monotonic_id == second.get_cached("k").monotonic_id
 
 
 def test_clear_takes_the_keys_of_all_writers_and_of_a_namespace_only_its_own(three: list[ObjectStoreWriter]) -> None:
