@@ -5,9 +5,8 @@ import mmap
 import os
 import random
 import shutil
-import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def test_a_process_with_too_many_mappings_creates_a_store_whole_or_not_at_all(st
             while True:
                 spare.append(mmap.mmap(-1, mmap.PAGESIZE))
         made, refused = 0, 0
-        for _ in range(40):
+        for _ in range(20):
             spare.pop()
             try:
                 writer = ObjectStoreWriter.create(name, capacity=1 << 16, n_readers=1, n_writers=3)
@@ -83,7 +82,7 @@ def test_what_is_no_name_is_a_value_error_everywhere(name: str) -> None:
     assert not {made for made in set(os.listdir(SHM)) - before if name and made.startswith(name[:1])} - segments()
 
 
-@pytest.mark.parametrize("name", [3, b"bytes", Path("x"), 1.5, ["x"]])
+@pytest.mark.parametrize("name", [3, Path("x")])
 def test_what_is_no_str_is_a_type_error(name: Any) -> None:
     for call in (
         lambda: ObjectStoreWriter.create(name, capacity=4096, n_readers=1),
@@ -119,21 +118,19 @@ NUMBERS = {"capacity": MAX_CAPACITY, "n_readers": MAX_READERS, "max_object_size"
 
 @pytest.mark.parametrize("which", NUMBERS)
 def test_numbers_out_of_range_are_value_errors(which: str) -> None:
-    before = segments()
     good: dict[str, Any] = {"capacity": 4096, "n_readers": 1}
-    for number in (0, -1, NUMBERS[which] + 1, 2**63, 2**64, 2**64 + 4096, -(2**63), 10**30):
+    for number in (0, -1, NUMBERS[which] + 1, 2**64 + 4096):
         with pytest.raises(ValueError, match=f"{which} must be from 1 to {NUMBERS[which]}, not {number}"):
             ObjectStoreWriter.create(store_name(), **(good | {which: number}))
-    assert before == segments()
 
 
 @pytest.mark.parametrize("which", NUMBERS)
-@pytest.mark.parametrize("thing", [True, False, 4096.0, "4096", b"1", [1], float("nan"), object()])
-def test_what_is_no_int_is_a_type_error(which: str, thing: Any) -> None:
-    before = segments()
-    with pytest.raises(TypeError, match=f"{which} must be an int.*, not {type(thing).__name__}"):
-        ObjectStoreWriter.create(store_name(), **({"capacity": 4096, "n_readers": 1} | {which: thing}))
-    assert before == segments()
+def test_what_is_no_int_is_a_type_error(which: str) -> None:
+    wrong: list[Any] = [True, 4096.0, "4096"]
+    for thing in wrong:
+        options: dict[str, Any] = {"capacity": 4096, "n_readers": 1, which: thing}
+        with pytest.raises(TypeError, match=f"{which} must be an int.*, not {type(thing).__name__}"):
+            ObjectStoreWriter.create(store_name(), **options)
 
 
 def test_what_counts_as_an_int_is_one(stores: Stores) -> None:
@@ -142,12 +139,6 @@ def test_what_counts_as_an_int_is_one(stores: Stores) -> None:
     writer = stores.create(np.int64(5000), n_readers=np.uint8(2))  # type: ignore[arg-type]
     assert (5056, 2) == (writer.stats().capacity, writer.stats().n_readers)  # rounded up to 64
     stores.attach(writer, np.int32(1))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("eviction", ["lru", "", None, 1, "CLOCK"])
-def test_an_eviction_that_nobody_knows_is_a_value_error(eviction: Any) -> None:
-    with pytest.raises(ValueError, match="eviction must be 'clock' or 'fifo'"):
-        ObjectStoreWriter.create(store_name(), capacity=4096, n_readers=1, eviction=eviction)
 
 
 def test_ranks_out_of_range_are_value_errors(stores: Stores) -> None:
@@ -163,8 +154,7 @@ def test_ranks_out_of_range_are_value_errors(stores: Stores) -> None:
         stores.attach(writer, rank)
 
 
-@pytest.mark.parametrize("n_readers", [1, MAX_READERS])
-@pytest.mark.parametrize("max_objects", [1, 3, None])
+@pytest.mark.parametrize(("n_readers", "max_objects"), [(1, 1), (MAX_READERS, 3), (MAX_READERS, None)])
 def test_the_smallest_and_the_widest_store_work(stores: Stores, n_readers: int, max_objects: int | None) -> None:
     writer = stores.create(1, n_readers=n_readers, max_objects=max_objects)
     assert 64 == writer.stats().capacity
@@ -181,10 +171,9 @@ def free_bytes() -> int:
     return fs.f_bavail * fs.f_frsize
 
 
-@pytest.mark.parametrize("beyond", [1 << 20, 1 << 40, MAX_CAPACITY // 2])
-def test_a_store_that_does_not_fit_says_what_is_needed_and_free_and_leaves_no_file(beyond: int) -> None:
+def test_a_store_that_does_not_fit_says_what_is_needed_and_free_and_leaves_no_file() -> None:
     before, free = segments(), free_bytes()
-    capacity = free + beyond
+    capacity = free + (1 << 40)
     with raises(StoreSpaceError, ["/dev/shm", "MiB needed", "MiB free"], ["less capacity"]) as caught:
         ObjectStoreWriter.create(store_name(), capacity=capacity, n_readers=2, max_objects=10)
     error = caught.value
@@ -286,13 +275,10 @@ FOREIGN: dict[str, bytes] = {
     "one byte": b"x",
     "text": b"a foreign file\n" * 1000,
     "zeros": bytes(1 << 16),
-    "one page of zeros": bytes(4096),
     "almost a superblock": MAGIC + bytes(4000),
     "random": random.Random(1).randbytes(1 << 16),
-    "the magic alone": MAGIC,
     "magic, no stamp": MAGIC + bytes(1 << 16),
     "magic, wrong stamp": MAGIC + b"\xff" * (1 << 16),
-    "magic, random": MAGIC + random.Random(2).randbytes(1 << 16),
 }
 
 
@@ -322,25 +308,6 @@ def test_a_foreign_file_is_no_store_is_named_as_what_it_is_and_is_left_alone(for
         assert taken.value.message.startswith(f"/dev/shm/{foreign.name} exists and is ")
         assert "recover" not in taken.value.hint
     assert FOREIGN[kind] == foreign.read_bytes()
-
-
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [Path.mkdir, os.mkfifo, make_socket, lambda path: path.symlink_to("/etc/passwd"), lambda path: path.touch(0)],
-)
-def test_what_is_no_regular_file_is_an_os_error_or_no_store(foreign: Path, make: Callable[[Path], None]) -> None:
-    make(foreign)
-    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-        with pytest.raises((OSError, LayoutMismatchError)):
-            call(foreign.name)
-    with pytest.raises(StoreExistsError, match=r"is no store|is empty"):
-        ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
-    assert foreign.is_symlink() or foreign.exists()
 
 
 # ---- damaged segments
@@ -430,7 +397,7 @@ def put_word(path: Path, offset: int, value: int) -> None:
     damage(path, offset, struct.pack("<Q", value % 2**64))
 
 
-STRANGE = (0, 1, 3, 63, 4095, 4097, 2**31, 2**32, 2**48 + 1, 2**63, 2**64 - 1)
+STRANGE = (0, 1, 4097, 2**32, 2**64 - 1)
 GEOMETRY = [
     *("magic", "stamp", "page", "file_size", "capacity", "n_readers", "max_objects", "max_leases", "n_writers"),
     *("writer_at", "slots_at", "leases_at", "index_at", "holds_at", "counts_at", "arena_stride", "readers_at"),
@@ -461,7 +428,7 @@ def test_every_field_of_the_two_tables_is_in_one_of_the_tests() -> None:
 def test_a_damaged_geometry_is_refused_by_both_sides(segment: Path, field: str) -> None:
     error = "LayoutMismatchError" if field in ("magic", "stamp") else "CorruptStoreError"
     true = word(segment, FIELDS[field])
-    for value in (*STRANGE, true + 1, true - 1, true * 2, true // 2, true ^ 2**40):
+    for value in (*STRANGE, true + 1, true * 2, true ^ 2**40):
         if value == true:
             continue
         put_word(segment, FIELDS[field], value)
@@ -507,7 +474,7 @@ def test_counters_that_contradict_what_is_stored_are_corrupt(
             ObjectStoreWriter.recover(segment.name)
 
 
-@pytest.mark.parametrize("change", [-1, 1, -4096, 4096, -(1 << 16), 1 << 20])
+@pytest.mark.parametrize("change", [-1, 4096])
 def test_a_truncated_or_extended_segment_is_refused(segment: Path, change: int) -> None:
     size = segment.stat().st_size
     os.truncate(segment, size + change)
@@ -603,7 +570,7 @@ def test_random_damage_to_the_tables_is_a_typed_error_or_none_and_never_a_crash(
     start, end = word(segment, FIELDS["slots_at"]), word(segment, FIELDS["data_at"])
     generator = random.Random(7)
     kinds = set()
-    for _ in range(200):
+    for _ in range(50):
         segment.write_bytes(whole)
         for _ in range(generator.randint(1, 8)):
             at = generator.choice([generator.randrange(start, start + 8 * 64), generator.randrange(start, end)])

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -121,9 +120,7 @@ def left_by(end: str, name: str = "") -> str:
         return said.split()[0]
 
 
-@pytest.mark.parametrize(
-    "end", ["pass", "sys.exit()", "writer.put('k', 1)", "writer.me = writer; del writer", "del writer"]
-)
+@pytest.mark.parametrize("end", ["sys.exit()", "writer.me = writer; del writer", "del writer"])
 def test_a_store_of_a_generated_name_that_is_open_at_a_normal_exit_goes(leftovers: list[str], end: str) -> None:
     leftovers.append(left_by(end))
     assert not (SHM / leftovers[0]).exists()
@@ -290,7 +287,7 @@ def planted(stores: Stores, leftovers: list[str]) -> Path:
     return SHM / writer.name
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o602, 0o604, 0o666])
+@pytest.mark.parametrize("mode", [0o640, 0o602])
 def test_a_store_that_others_may_open_is_not_adopted_unasked(planted: Path, mode: int) -> None:
     planted.chmod(mode)
     for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
@@ -376,20 +373,6 @@ def test_a_number_that_no_store_counts_to_is_damage(stores: Stores, planted: Pat
 
 
 # ---- a handle that is wrong
-
-
-@pytest.mark.parametrize("n_readers", [1, 3])
-def test_a_handle_of_another_number_of_ranks_is_refused_and_leaves_no_trace(stores: Stores, n_readers: int) -> None:
-    writer = stores.create(4096, n_readers=2)
-    wrong = replace(writer.handle, n_readers=n_readers)
-    with pytest.raises(errors.LayoutMismatchError, match="ranks"):
-        stores.attach(wrong)
-    with StoreInspector.open(writer.name) as inspector:
-        assert [0, 0] == [rank.attachments for rank in inspector.readers()]
-    writer.close(unlink=False)
-    with pytest.raises(errors.LayoutMismatchError, match="ranks"):
-        stores.recover(wrong)
-    stores.recover(writer.handle)
 
 
 # ---- files with holes
@@ -498,16 +481,6 @@ def test_a_limit_on_the_size_of_files_is_not_a_small_file_system() -> None:
     name = store_name()
     assert ("SharedMemoryError", errno.EFBIG, True) == in_child(create_limited)
     assert name not in segments()
-
-
-def test_a_symlink_is_no_store(leftovers: list[str], stores: Stores) -> None:
-    writer = stores.create(4096)
-    name = store_name()
-    leftovers.append(name)
-    (SHM / name).symlink_to(SHM / writer.name)
-    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-        with pytest.raises(errors.LayoutMismatchError, match=name):
-            call(name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root may open every file, and become somebody who may not")

@@ -65,9 +65,10 @@ def left_open(folder: Path, name: str, **options: Any) -> None:
     writer.close(unlink=False)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o077])
-@pytest.mark.parametrize("setgid", [False, True])
-@pytest.mark.parametrize(("mode", "gid"), [(None, None), (0o660, GROUP), (0o660, None), (0o640, GROUP)])
+@pytest.mark.parametrize(
+    ("mode", "gid", "setgid", "umask"),
+    [(None, None, True, 0o000), (0o660, GROUP, False, 0o077), (0o660, None, True, 0o077), (0o640, GROUP, False, 0o000)],
+)
 def test_a_store_has_its_mode_and_group_whatever_umask_and_folder_say(
     folder: Path, mode: int | None, gid: int | None, setgid: bool, umask: int
 ) -> None:
