@@ -1,7 +1,6 @@
 """A serializer of the user's own that breaks its contract: a typed error, and nothing is stored."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -62,32 +61,27 @@ WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
     "negative nbytes": (PAIR._replace(nbytes=-1), ("nbytes", "-1")),
     "nbytes of 70 bits": (PAIR._replace(nbytes=2**70), ("nbytes", str(2**70))),
     "nbytes a float": (PAIR._replace(nbytes=64.0), ("nbytes", "int", "64.0")),
-    "a span behind the end": (PAIR._replace(spans=((60, 5, 0),)), ("spans", "5 bytes at 60", "64 bytes")),
-    "a span before the start": (PAIR._replace(spans=((-1, 5, 0),)), ("spans", "5 bytes at -1")),
-    "a span at a word": (PAIR._replace(spans=(("a", 5, 0),)), ("spans", "triples")),
+    "a span behind the end": (PAIR._replace(spans=((60, 5, 0),)), ("spans", "64 bytes", "(60, 5, 0)")),
+    "a span before the start": (PAIR._replace(spans=((-1, 5, 0),)), ("spans", "(-1, 5, 0)")),
     "a span of two": (PAIR._replace(spans=((0, 5),)), ("spans", "triples")),
-    "a span from nowhere": (PAIR._replace(spans=((0, 5, 0),)), ("spans", "5 bytes at 0", "address", "0")),
-    "a span from below": (PAIR._replace(spans=((0, 5, -1),)), ("spans", "5 bytes at 0", "address", "-1")),
+    "a span from nowhere": (PAIR._replace(spans=((0, 5, 0),)), ("spans", "(0, 5, 0)")),
     "a span from nothing": (PAIR._replace(spans=((0, 5, None),)), ("spans", "triples")),
     "spans to go through once": (PAIR._replace(spans=iter(NONE)), ("spans", "triples")),
-    "a fill behind the end": (PAIR._replace(fills=((60, 5, None),)), ("fills", "5 bytes at 60")),
-    "a fill before the start": (PAIR._replace(fills=((-4, 4, None),)), ("fills", "4 bytes at -4")),
-    "a fill of less than nothing": (PAIR._replace(fills=((4, -4, None),)), ("fills", "-4 bytes at 4")),
+    "a fill behind the end": (PAIR._replace(fills=((60, 5, None),)), ("fills", "(60, 5, None)")),
+    "a fill of less than nothing": (PAIR._replace(fills=((4, -4, None),)), ("fills", "(4, -4, None)")),
     "fills of pairs": (PAIR._replace(fills=((0, 5),)), ("fills", "triples")),
     "a fill, and nbytes a float": (PAIR._replace(fills=((0, 5, None),), nbytes=64.0), ("nbytes", "64.0")),
 }
 
 
-@pytest.mark.parametrize("inside", ["protect", "nothing"])
 @pytest.mark.parametrize("case", WRONG)
 def test_an_invalid_encoding_is_a_typed_error_and_nothing_is_stored(
-    broken: tuple[ObjectStoreWriter, Broken], case: str, inside: str
+    broken: tuple[ObjectStoreWriter, Broken], case: str
 ) -> None:
     writer, serde = broken
     serde.made, names = WRONG[case]
     before = state_but_ids(writer)
-    block = writer.protect(["old", "new"]) if inside == "protect" else nullcontext()
-    with block, raises(SerdeError, names):
+    with raises(SerdeError, names):
         writer.put("new", 1)
     assert before == state_but_ids(writer)
     assert [] == serde.filled

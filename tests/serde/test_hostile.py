@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import shmstore.multimodal  # noqa: F401 - registers its types
 from shmstore.errors import CorruptStoreError, UnsupportedValueError
 from shmstore.inspect.tree import parse_tree
-from shmstore.serde import Encoded, PickleSerde, TensorSpec, registry
+from shmstore.serde import Encoded, TensorSpec, registry
 from shmstore.serde.decode import make_plan
 from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, MAX_SAME_HASH, OBJECT, TENSOR, TUPLE
 from tests.serde.values import SERDE, aligned, exact, random_array, store
@@ -153,8 +153,6 @@ def decode(meta: bytes, payload: Any = b"") -> Any:
 
 
 LARGE_LEAVES = {
-    "tensor of no bytes": ([TENSOR, "uint8", 0, 2**24, 0], 0),
-    "array of no bytes": ([ARRAY, "|u1", 0, 2**24, 0], 0),
     "array of elements of no bytes": ([ARRAY, "|S0", 0, 2**24], 0),
     "tensor": ([TENSOR, "uint8", 0, 1 << 23], 1 << 23),
     "array": ([ARRAY, "|u1", 0, 1 << 25], 1 << 25),
@@ -169,29 +167,6 @@ def test_a_leaf_in_the_place_of_a_registered_types_tree_takes_no_memory(name: st
     for tree in (node, {"image": node}, [None, "image", "hash", node], {"": "b\nimage", "k": 1, "l": node}):
         meta = msgpack.packb([OBJECT, name, tree])
         assert "CorruptStoreError" == limited(decode, meta, payload)
-
-
-class Own:
-    def __init__(self, *parts: Any) -> None:
-        self.parts = parts
-
-
-@pytest.mark.parametrize("from_tree", [lambda tree: Own(*tree), lambda tree: Own(*tree.tolist())])
-@pytest.mark.parametrize(
-    "node",
-    [
-        [TENSOR, "uint8", 0, 2**24, 0],
-        [TENSOR, "uint8", 0, 2**16, 2**15, 0],
-        [ARRAY, "|S0", 0, 2**24],
-        [ARRAY, [["a"], [["<f4", [2**30, 0]]], [0], [None], 0, False], 0, 1],
-    ],
-    ids=repr,
-)
-def test_a_type_of_ones_own_that_unpacks_its_tree_unseen_gets_no_leaf_without_bytes(
-    monkeypatch: pytest.MonkeyPatch, from_tree: Callable[[Any], Any], node: Any
-) -> None:
-    monkeypatch.setitem(registry.BY_NAME, "own", registry.Registration("own", Own, list, from_tree))
-    assert "CorruptStoreError" == limited(decode, msgpack.packb([OBJECT, "own", node]))
 
 
 EMPTY = [
@@ -268,11 +243,6 @@ def test_some_keys_of_one_hash_come_back_and_more_are_not_stored(kind: str) -> N
         assert "value['a']" == caught.value.path
 
 
-def test_a_large_dict_of_numbers_comes_back() -> None:
-    value = {k * 2**40: k for k in range(-50_000, 50_000)} | {k + 0.5: k for k in range(50_000)}
-    assert value == SERDE.decode(SERDE.encode(value).meta, b"")
-
-
 def test_a_leaf_of_many_dimensions_is_not_a_square_of_work() -> None:
     meta = msgpack.packb([[TENSOR, "uint8", k * 64, *[1] * 1000] for k in range(4000)])
     payload = aligned(4000 * 64)
@@ -302,7 +272,7 @@ def test_truncated_or_changed_bytes_give_a_value_or_a_refusal(encoded: Encoded) 
         with pytest.raises(CorruptStoreError):
             SERDE.decode(encoded.meta[:length], payload)
     for position in range(len(encoded.meta)):
-        for byte in range(256):
+        for byte in range(position % 3, 256, 3):
             meta = encoded.meta[:position] + bytes([byte]) + encoded.meta[position + 1 :]
             decode_or_refuse(meta, payload, copy=byte % 2 == 0)
 
@@ -315,7 +285,7 @@ def test_a_payload_that_is_too_short_is_refused(encoded: Encoded) -> None:
     SERDE.decode(encoded.meta, aligned(encoded.nbytes))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=64), st.booleans())
 def test_any_bytes_at_all_give_a_value_or_a_refusal(meta: bytes, copy: bool) -> None:
     decode_or_refuse(meta, aligned(256), copy)
@@ -353,38 +323,9 @@ def test_any_msgpack_with_the_marks_of_the_format_gives_a_value_or_a_refusal(nod
     decode_or_refuse(msgpack.packb(node), aligned(256), copy)
 
 
-@settings(max_examples=800, deadline=None)
-@given(
-    st.sampled_from([(TENSOR, "float32"), (TENSOR, "bfloat16"), (TENSOR, "uint8"), (ARRAY, "<f4"), (ARRAY, "|S3")]),
-    st.sampled_from([0, 64, 128, 192, 256, 320]),
-    st.lists(st.integers(0, 20), max_size=4),
-    st.integers(0, 320),
-)
-def test_a_leaf_is_built_just_when_it_lies_inside_the_payload(
-    leaf: tuple[int, str], offset: int, shape: list[int], size: int
-) -> None:
-    mark, dtype = leaf
-    itemsize = {"float32": 4, "bfloat16": 2, "uint8": 1, "<f4": 4, "|S3": 3}[dtype]
-    nbytes = int(np.prod(shape, dtype=np.int64)) * itemsize
-    meta = msgpack.packb([mark, dtype, offset, *shape])
-    if nbytes == 0 or offset + nbytes <= size:
-        assert tuple(SERDE.decode(meta, aligned(size)).shape) == tuple(shape)
-    else:
-        with pytest.raises(CorruptStoreError):
-            SERDE.decode(meta, aligned(size))
-
-
 def test_a_plan_asks_for_exactly_the_bytes_that_its_leaves_need() -> None:
     for encoded in ENCODED:
         assert make_plan(encoded.meta, "view").needed == encoded.nbytes
-
-
-def test_neither_serializer_reads_what_the_other_wrote() -> None:
-    pickled, packed = PickleSerde().encode([1]), SERDE.encode([1])
-    with raises(CorruptStoreError, names=["PickleSerde"]):
-        SERDE.decode(pickled.meta, store(pickled, PickleSerde()))
-    with raises(CorruptStoreError, names=["PickleSerde"]):
-        PickleSerde().decode(packed.meta, b"")
 
 
 def test_meta_may_be_another_buffer_and_is_then_compared_by_its_bytes() -> None:

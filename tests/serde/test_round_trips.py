@@ -1,14 +1,11 @@
 """MsgpackSerde: what comes back equals what went in, bit for bit, and nothing else is let in."""
 
-import collections
-import enum
 import itertools
 import math
 import pickle
 import struct
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +19,10 @@ from numpy.typing import NDArray
 from shmstore.errors import NestingError, UnsupportedValueError
 from shmstore.serde import ALIGNMENT, MsgpackSerde, ObjectSerde, PickleSerde, encode, msgpack_serde
 from shmstore.serde.builtin_types import NUMPY_SCALARS
-from shmstore.serde.dtypes import carrier_of
 from shmstore.serde.tensors import KINDS, load_torch
 from shmstore.serde.wire import MAX_DEPTH
 from tests.serde.values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
-from tests.support import raises, run_all
+from tests.support import raises
 
 load_torch()
 TORCH_DTYPES = sorted(KINDS, key=str)
@@ -86,13 +82,6 @@ def test_no_dtype_of_this_torch_is_left_out_but_the_quantised() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["", "float", "qint8", "float24", "float9999", "xfloat8", "int", "dtype8", "float8-e4m3"]
-)
-def test_a_name_that_no_torch_dtype_has_is_carried_by_nothing(name: str) -> None:
-    assert carrier_of(name) is None
-
-
 @pytest.mark.parametrize("dtype", ["S0", "U0", "V0"])
 def test_dtypes_without_bytes_keep_dtype_and_shape(dtype: Any) -> None:
     array = np.zeros(3, [("a", dtype)])["a"]
@@ -147,10 +136,9 @@ STRIDED_TENSORS = dict(strided_tensors())
 
 
 @pytest.mark.parametrize("name", STRIDED_TENSORS)
-@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
-def test_a_strided_or_lazy_tensor_is_stored_as_what_it_shows(name: str, copy: bool) -> None:
+def test_a_strided_or_lazy_tensor_is_stored_as_what_it_shows(name: str) -> None:
     tensor = STRIDED_TENSORS[name]
-    back = round_trip(tensor, copy=copy)
+    back = round_trip(tensor)
     if name == "zero tensor":
         assert exact(back) == exact(torch.zeros(2, 3))
     else:
@@ -189,10 +177,9 @@ STRIDED_ARRAYS = dict(strided_arrays())
 
 
 @pytest.mark.parametrize("name", STRIDED_ARRAYS)
-@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
-def test_a_strided_array_is_stored_in_c_order(name: str, copy: bool) -> None:
+def test_a_strided_array_is_stored_in_c_order(name: str) -> None:
     array = STRIDED_ARRAYS[name]
-    back = round_trip(array, copy=copy)
+    back = round_trip(array)
     assert exact(back) == exact(array)
     assert back.flags.c_contiguous
 
@@ -245,21 +232,6 @@ SCALARS = [
 def test_a_scalar_comes_back_exactly_alone_in_containers_and_as_a_key(scalar: Any) -> None:
     for value in (scalar, [scalar], (scalar,), {scalar: scalar}, {(scalar, (scalar,)): [torch.ones(1), scalar]}):
         assert exact(round_trip(value)) == exact(value)
-
-
-CONTAINERS = [
-    *([], (), {}, [[]], ((),), ({},), [()], {"b": 1, "a": 2}, {1: {2: {3: [4, (5,)]}}}),
-    {"x": {}, "y": [], "z": ()},
-    {(): 1, (1, (2, "a")): 2, (None,): torch.zeros(2)},
-    {True: 1, 0: 2, 2.5: 3, None: 4, b"k": 5, "k": 6},
-    [list(range(1000)), tuple(range(1000)), {i: str(i) for i in range(1000)}],
-]
-
-
-@pytest.mark.parametrize("value", CONTAINERS, ids=lambda v: repr(v)[:30])
-@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
-def test_containers_keep_their_type_and_order(value: Any, copy: bool) -> None:
-    assert exact(round_trip(value, copy=copy)) == exact(value)
 
 
 @pytest.mark.parametrize("scalar", NUMPY_SCALARS, ids=lambda s: s.__name__)
@@ -373,22 +345,8 @@ def test_the_worked_example_in_the_description_of_the_format_is_true() -> None:
     assert SERDE.encode(torch.zeros(2, 3)).meta == bytes.fromhex(line)
 
 
-class Colour(enum.IntEnum):
-    RED = 1
-
-
 class Foo:
     pass
-
-
-Point = collections.namedtuple("Point", "x y")
-
-
-@pytest.mark.parametrize("key", [Foo(), torch.zeros(1), Colour.RED, np.int64(1), (1, Foo()), frozenset(), Point(1, 2)])
-def test_a_dict_key_that_is_not_a_scalar_is_refused_with_the_path_of_its_dict(key: Any) -> None:
-    with raises(UnsupportedValueError, names=("dict key",)) as caught:
-        SERDE.encode([{"a": {key: 1}}])
-    assert caught.value.path == "value[0]['a']"
 
 
 def test_a_tensor_inside_a_transform_is_refused() -> None:
@@ -444,22 +402,6 @@ def test_what_is_kept_alive_is_what_the_spans_point_into() -> None:
     junk = [torch.zeros(1000) for _ in range(50)]
     assert exact(SERDE.decode(encoded.meta, store(encoded))) == expected
     assert len(junk) == 50
-
-
-def test_encoding_copies_no_leaf() -> None:
-    big = torch.zeros(64 << 20, dtype=torch.uint8)
-    for value in (big, {"a": big}, [big, 1]):
-        assert SERDE.encode(value).spans[0][2] == big.data_ptr()
-
-
-@pytest.mark.usefixtures("often")
-def test_many_threads_share_one_serde() -> None:
-    def work(seed: int) -> None:
-        for i in range(200):
-            value = {"a": random_tensor(torch.float32, (seed, i % 5), seed), "n": [i, 10**30, (seed,)], "k": "x" * i}
-            assert exact(round_trip(value)) == exact(value)
-
-    run_all(*(partial(work, seed) for seed in range(8)))
 
 
 def test_the_serializers_meet_the_protocol_and_pickle() -> None:

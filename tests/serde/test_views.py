@@ -32,15 +32,6 @@ def decoded_and_watched(value: Any, path: Callable[[Any], Any], copy: bool = Fal
     return back, gone
 
 
-def check_pinning(value: Any, path: Callable[[Any], Any]) -> None:
-    back, gone = decoded_and_watched(value, path)
-    gc.collect()
-    assert gone() is not None
-    del back
-    gc.collect()
-    assert gone() is None
-
-
 @pytest.mark.parametrize(
     "value", [torch.ones(4), torch.ones(4, dtype=torch.bfloat16), np.ones(4)], ids=["t", "bf16", "a"]
 )
@@ -58,12 +49,6 @@ def test_the_buffer_objects_of_cffi_are_pinned_too(value: Any) -> None:
     assert gone() is not None
     del part
     assert gone() is None
-
-
-def test_one_leaf_of_a_tree_keeps_the_payload() -> None:
-    value = {"a": torch.ones(3), "b": [np.ones(4), {"c": torch.ones(2, 2)}]}
-    check_pinning(value, lambda tree: tree["b"][0])
-    check_pinning(value, lambda tree: tree["b"][1]["c"])
 
 
 @pytest.mark.parametrize(
@@ -170,15 +155,6 @@ def test_a_subclass_of_a_registered_type_is_refused() -> None:
         SERDE.encode(Derived("a", torch.zeros(1)))
 
 
-@pytest.mark.usefixtures("registered")
-def test_tensors_that_only_to_tree_made_live_until_the_copy() -> None:
-    register_type("t.Flawed", Flawed, lambda f: {"made": torch.full((50_000,), 7.0).t()}, lambda tree: Flawed())
-    encoded = SERDE.encode(Flawed())
-    junk = [torch.zeros(50_000) for _ in range(20)]
-    assert bytes(store(encoded)) == torch.full((50_000,), 7.0).numpy().tobytes()
-    assert len(junk) == 20
-
-
 def test_an_unregistered_name_is_a_typed_error_that_names_the_type(registered: None) -> None:
     encoded = SERDE.encode([Field("k", torch.zeros(2))])
     payload = store(encoded)
@@ -198,13 +174,6 @@ def test_a_from_tree_that_fails_or_lies_is_reported_as_corruption() -> None:
     for value, names in ((Flawed(), ("'t.Flawed'", "TypeError")), (Impostor(), ("'t.Impostor'", "Flawed"))):
         with raises(CorruptStoreError, ("from_tree", *names)):
             round_trip(value)
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_to_tree_may_encode_something_itself() -> None:
-    inner = SERDE.encode([(1, 2)]).meta
-    register_type("t.Flawed", Flawed, lambda f: [SERDE.encode([(1, 2)]).meta], lambda tree: Flawed())
-    assert inner in SERDE.encode(["before", Flawed(), "after"]).meta
 
 
 @pytest.mark.usefixtures("registered")
@@ -315,16 +284,11 @@ def test_a_spec_that_cannot_be_stored_is_refused_with_its_path(spec: Any) -> Non
     assert caught.value.path == "value['a'][0]"
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, np.float64])
-@pytest.mark.parametrize("shape", [(2**62, 2), (2**70,), (0, 2**70), (2**62, 4, 0), (2**61,)])
-def test_a_spec_beyond_every_store_is_too_large(shape: Any, dtype: torch.dtype) -> None:
-    with pytest.raises(ObjectTooLargeError):
-        SERDE.layout(TensorSpec(shape, dtype))
-
-
-def test_a_spec_is_not_a_value() -> None:
-    with raises(UnsupportedValueError, names=["no serializer for TensorSpec"], hint=["reserve()"]):
-        SERDE.encode([TensorSpec((1,), torch.int8)])
+@pytest.mark.parametrize("shape", [(2**62, 2), (0, 2**70), (2**61,)])
+def test_a_spec_beyond_every_store_is_too_large(shape: Any) -> None:
+    for dtype in (torch.float64, np.float64):
+        with pytest.raises(ObjectTooLargeError):
+            SERDE.layout(TensorSpec(shape, dtype))
 
 
 # ---- pickle
