@@ -293,15 +293,6 @@ def closed(writer: ObjectStoreWriter) -> ObjectStoreReader:
         return reader
 
 
-def test_close_waits_for_the_copies_from_pages_that_are_not_locked(
-    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda
-) -> None:
-    found = reader.get(writer.put("a", VALUE), device=GPU)
-    reader.close()
-    check(found)
-    assert fills(writer)
-
-
 def test_a_reader_that_is_garbage_waits_and_unlocks_its_pages(writer: ObjectStoreWriter, cuda: Cuda) -> None:
     reader = ObjectStoreReader.attach(writer.handle)
     reader.register_host_memory()
@@ -317,13 +308,6 @@ def test_a_device_that_does_not_know_read_only_memory_is_asked_without(reader: O
     cuda.refused = (module._READ_ONLY,)
     reader.register_host_memory()
     assert [0] == [flags for _, _, flags in cuda.registered]
-
-
-def test_a_refusal_of_the_driver_is_one_typed_error(reader: ObjectStoreReader, cuda: Cuda) -> None:
-    cuda.refused = (module._READ_ONLY, 0)
-    with raises(DeviceError, names=("801", str(64 * KIB))):
-        reader.register_host_memory()
-    assert [] == cuda.unregistered
 
 
 def test_an_error_while_a_copy_begins_keeps_nothing(

@@ -122,25 +122,6 @@ def test_the_readme_and_the_start_page_have_programs() -> None:
     assert {"README.md", "index.md", "tutorial.md", "engine.md", "schedulers.md", "metrics.md"} <= pages
 
 
-def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text("assert False, 'as it should'")
-    child = Child(run, str(program), tmp_path)
-    with pytest.raises(AssertionError, match="as it should"):
-        child.join()
-
-
-def test_the_blocks_of_a_page_are_found_whatever_their_fence() -> None:
-    text = 'a\n```python\nx = 1\n```\n  ~~~~ python title="Fragment: it is one"\n  ```\n  y\n  ~~~~\n```\nz\n```\n'
-    found = blocks_of(ROOT / "x.md", text)
-    assert [("python", "x = 1\n", 2), ("python", "```\ny\n", 5), ("", "z\n", 9)] == [
-        (block.language, block.text, block.line) for block in found
-    ]
-    assert [None, "it is one", None] == [block.fragment for block in found]
-    with pytest.raises(ValueError, match="not closed"):
-        blocks_of(ROOT / "x.md", "```python\n")
-
-
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
 

@@ -11,8 +11,6 @@ from bench.peers import COMMON, LIMITS, OURS, STDLIB, interface, pipelines
 from bench.peers.harness import Cell, Measurement, Results
 from bench.peers.host import HIT, PUT, Session
 from bench.peers.interface import load, touch
-from bench.peers.plots import COPY, MESSAGE, medians
-from bench.peers.plots import OURS as OURS_TITLE
 from bench.peers.report import Page, is_ahead
 from tests.support import FRESH
 
@@ -161,25 +159,8 @@ def page(**medians: float) -> Page:
     )
 
 
-def test_the_page_says_who_is_ahead_by_how_much_and_why() -> None:
-    text = page(shmstore=100e-6, pipe=50e-6, shared_memory_reused=96e-6).text([])
-    for path in ("put", "hit"):
-        assert f"| multiprocessing Pipe | {path}, 1 reader | 1 MiB 0.50 |" in text
-    ahead = text.partition("## Where a peer is ahead")[2].partition("## The peers")[0]
-    assert "one block reused" not in ahead, "4 % is not ahead"
-    assert "It is not a store" in page(shmstore=100e-6, shared_memory_reused=90e-6).text([])
-    assert "Nowhere by more than 5% of the median" in page(shmstore=100e-6, pipe=300e-6).text([])
-
-
 def test_a_peer_that_is_faster_in_half_of_the_batches_only_is_not_ahead() -> None:
     ours, theirs = cells(shmstore=10e-6, pipe=9e-6)[::2]
     assert is_ahead(theirs, ours)
     theirs.batches = [9e-6, 9e-6, 11e-6, 11e-6]
     assert not is_ahead(theirs, ours)
-
-
-def test_the_plots_show_the_medians_of_the_page() -> None:
-    text = page(shmstore=60e-6, pipe=1.2e-3).text([])
-    for path in (PUT, HIT):
-        rows = {COPY: 10.0, MESSAGE: 20.0, OURS_TITLE: 60.0, "multiprocessing Pipe": 1200.0}
-        assert {"1 reader": {title: {"1 MiB": us} for title, us in rows.items()}} == medians(text, path)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import inspect
 import json
 import pickle
 from collections.abc import Callable
@@ -43,55 +42,6 @@ from tests.support import (
 )
 
 # ---- names and signatures
-
-CONTRACT: dict[Callable[..., Any], str] = {
-    ObjectStoreWriter.create: "(name=None, *, capacity, n_readers, groups=None, n_writers=1, writes=True, "
-    "max_object_size=None, max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, "
-    "checksums=False, quotas=None, serde=None, dir=None, mode=384, gid=None, memfd=False)",
-    ObjectStoreWriter.open: "(name, *, capacity, n_readers, groups=None, n_writers=1, max_object_size=None, "
-    "max_objects=None, eviction='clock', prefault=False, huge_pages=False, numa_node=None, checksums=False, "
-    "quotas=None, serde=None, on_mismatch='recreate', keep=True, keep_leases=False, wait=60.0, dir=None, mode=384, "
-    "gid=None, allow_uid=None)",
-    ObjectStoreWriter.recover: "(name, *, quotas=None, serde=None, allow_uid=None, dir=None)",
-    ObjectStoreWriter.join: "(handle_or_name=None, index=None, *, keep_leases=False, quotas=None, serde=None, "
-    "allow_uid=None, dir=None, fd=None)",
-    ObjectStoreWriter.put: "(self, key, value, *, hold=False, group=None, kind=None, namespace=None, timeout=0.0, "
-    "unless_stored=False)",
-    ObjectStoreWriter.begin: "(self, key, template, *, kind=None, namespace=None, timeout=0.0, unless_stored=False)",
-    ObjectStoreWriter.get_cached: "(self, key, *, hold=False, group=None, namespace=None)",
-    ObjectStoreWriter.assign_group: "(self, ref, group)",
-    ObjectStoreWriter.hold: "(self, ref)",
-    ObjectStoreWriter.find: "(self, key, *, group=None, namespace=None)",
-    ObjectStoreWriter.validate: "(self, ref, key=None, *, namespace=None)",
-    ObjectStoreWriter.is_cached: "(self, key, *, namespace=None)",
-    ObjectStoreWriter.touch: "(self, key, *, namespace=None)",
-    ObjectStoreWriter.protect: "(self, keys, *, namespace=None)",
-    ObjectStoreWriter.reserve: "(self, key, template, *, kind=None, namespace=None, timeout=0.0, unless_stored=False)",
-    ObjectStoreWriter.cancel: "(self, ref)",
-    ObjectStoreWriter.retire: "(self, rank)",
-    ObjectStoreWriter.delete: "(self, key, *, namespace=None)",
-    ObjectStoreWriter.clear: "(self, *, namespace=None)",
-    ObjectStoreWriter.keys: "(self, *, namespace=None)",
-    ObjectStoreWriter.stats: "(self)",
-    ObjectStoreWriter.close: "(self, unlink=None)",
-    ObjectStoreWriter.unlink: "(name, *, dir=None)",
-    ObjectStoreReader.attach: "(handle_or_name=None, rank=0, *, n_readers=None, wait=None, on_takeover=None, "
-    "serde=None, allow_uid=None, finds_only=False, dir=None, fd=None)",
-    ObjectStoreReader.find: "(self, key, *, namespace=None)",
-    ObjectStoreReader.has: "(self, key, *, namespace=None)",
-    ObjectStoreReader.get: "(self, ref, copy=False, *, private=False, device=None, stream=None)",
-    ObjectStoreReader.release: "(self, ref)",
-    ObjectStoreReader.validate: "(self, ref)",
-    ObjectStoreReader.stats: "(self)",
-    ObjectStoreReader.close: "(self)",
-}
-
-
-def test_the_signatures_are_those_of_the_contract() -> None:
-    for function, expected in CONTRACT.items():
-        signature = inspect.signature(function)
-        bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
-        assert expected == str(inspect.Signature(bare)), function
 
 
 # ---- puts and their errors

@@ -54,16 +54,11 @@ def test_a_sixteenth_kind_is_a_value_error_that_names_the_others(stores: Stores)
     writer.put("new", torch.ones(1), kind="kind-14")
 
 
-@pytest.mark.parametrize("kind", ["", "x" * 24, "a\0b", "ä" * 12, "\ud800", 5, b"image", ["image"]])
+@pytest.mark.parametrize("kind", ["", "x" * 24, "a\0b", "ä" * 12, "\ud800", 5, ["image"]])
 def test_a_name_that_no_kind_can_have_is_refused(stores: Stores, kind: Any) -> None:
     writer = stores.create()
     with pytest.raises(TypeError if not isinstance(kind, str) else ValueError, match="kind"):
         writer.put("a", torch.ones(1), kind=kind)
-    with (
-        pytest.raises(TypeError if not isinstance(kind, str) else ValueError, match="kind"),
-        writer.reserve("a", torch.ones(1), kind=kind),
-    ):
-        pass
     assert {} == writer.stats().kinds
     writer.put("a", torch.ones(1), kind="ä" * 11 + "a")
 
@@ -73,13 +68,10 @@ def test_a_name_that_no_kind_can_have_is_refused(stores: Stores, kind: Any) -> N
     [
         ({"a": 0.0}, ValueError, ("'a'", "fraction")),
         ({"a": 1.5}, ValueError, ("'a'", "fraction")),
-        ({"a": float("nan")}, ValueError, ("'a'", "fraction")),
         ({"a": 1}, ValueError, ("'a'", "bytes", "float")),
-        ({"a": 1 << 40}, ValueError, ("'a'", "bytes")),
         ({"a": True}, TypeError, ("'a'", "bool")),
         ({"a": "half"}, TypeError, ("'a'", "str")),
         ({"": 0.5}, ValueError, ("kind",)),
-        ({5: 0.5}, TypeError, ("kind",)),
         ({f"k{i}": 0.5 for i in range(16)}, ValueError, ("16", "15")),
         ([("a", 0.5)], TypeError, ("quotas", "list")),
     ],
