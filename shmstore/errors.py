@@ -7,7 +7,7 @@ reads the errors of its workers.
 
 import errno as _errno
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 __all__ = [
@@ -151,13 +151,6 @@ def _rebuild(
     return error
 
 
-def held_by(ranks: Mapping[int, int] | None, writers: Mapping[int, int] | None = None) -> str:
-    """Return the bytes that each rank and each other writer holds, as the end of a message; empty if none is known."""
-    held = [("rank", *item) for item in sorted((ranks or {}).items())]
-    held += [("writer", *item) for item in sorted((writers or {}).items())]
-    return "; held by " + listed(f"{what} {number}: {size} bytes" for what, number, size in held) if held else ""
-
-
 class StoreFullError(ShmStoreError, MemoryError):
     """The store has no room, even if it evicts every object that it may evict.
 
@@ -182,10 +175,6 @@ class StoreFullError(ShmStoreError, MemoryError):
     held_bytes_by_rank: dict[int, int] | None = None
     held_bytes_by_writer: dict[int, int] | None = None
     resource: Literal["bytes", "slots", "leases", "quota"] | None = None
-
-    def _usual_message(self) -> str:
-        needed = "" if self.needed is None else f": {self.needed} bytes needed"
-        return self.default_message + needed + held_by(self.held_bytes_by_rank, self.held_bytes_by_writer)
 
     def _usual_hint(self) -> str:
         return self._hints.get(self.resource or "", self.default_hint)
@@ -390,15 +379,6 @@ class UnknownTypeError(CorruptStoreError):
 
     type_name: str = ""
 
-    def _usual_message(self) -> str:
-        return (
-            f"no type is registered under the name {shown(self.type_name)}" if self.type_name else self.default_message
-        )
-
-    def _usual_hint(self) -> str:
-        which = f"import the module that registers {shown(self.type_name)} before reading this object"
-        return which if self.type_name else self.default_hint
-
 
 class StoreClosedError(ShmStoreError, ValueError):
     """The writer or reader was closed, or belongs to another process, or a new store has the name of a reader's."""
@@ -417,9 +397,6 @@ class EventsLostError(ShmStoreError, LookupError):
     default_hint = "forget what the events have said, and start again with events()"
 
     lost: int | None = None
-
-    def _usual_message(self) -> str:
-        return self.default_message if self.lost is None else f"{self.lost} events were lost"
 
 
 class CacheMissError(ShmStoreError, LookupError):

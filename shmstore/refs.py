@@ -180,19 +180,12 @@ class StoreHandle:
     @classmethod
     def from_json(cls, text: str) -> "StoreHandle":
         """Return the handle that `to_json` wrote, or raise ValueError for any other text."""
-        try:
-            fields = json.loads(text)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"not a store handle: {shown(text)} is not JSON; a store's name is passed as it is"
-            ) from error
-        if not isinstance(fields, dict):
-            raise ValueError(f"not a store handle: {shown(text)} is not a JSON object")
         kinds = {"name": str, "store_id": int, "n_readers": int, "dir": str}
-        fields.setdefault("dir", DIRECTORY)
-        if more := [name for name in fields if name not in kinds]:
-            raise ValueError(f"not a store handle: {shown(text)} has unknown fields: {listed(more)}")
-        for name, kind in kinds.items():
-            if type(fields.get(name)) is not kind:
-                raise ValueError(f"not a store handle: {shown(text)}; {name} must be there, of type {kind.__name__}")
+        try:
+            fields = {"dir": DIRECTORY, **json.loads(text)}
+            wrong = [name for name in {**kinds, **fields} if type(fields.get(name)) is not kinds.get(name)]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"not a store handle: {shown(text)} is not what to_json writes") from error
+        if wrong:
+            raise ValueError(f"not a store handle: {shown(text)}; missing, unknown or of a wrong type: {listed(wrong)}")
         return cls(**fields)

@@ -3,7 +3,6 @@
 import os
 import pickle
 import re
-from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -64,10 +63,10 @@ def test_a_full_store_names_the_ranks_that_have_never_come(stores: Stores) -> No
     writer = stores.create(8192, n_readers=3)
     stores.attach(writer, 1)
     writer.put("a", torch.ones(1000))
-    with raises(StoreFullError, hint=("ranks 0, 2", "never attached", "retire(rank)", "release")):
+    with raises(StoreFullError, hint=("never attached: 0, 2", "retire(rank)", "release")):
         writer.put("b", torch.ones(2000))
     writer.retire(2)
-    with raises(StoreFullError, hint=("rank 0 ", "never attached")):
+    with raises(StoreFullError, hint=["never attached: 0;"]):
         writer.put("b", torch.ones(2000))
     stores.attach(writer, 0)
     with pytest.raises(StoreFullError) as caught:
@@ -75,33 +74,11 @@ def test_a_full_store_names_the_ranks_that_have_never_come(stores: Stores) -> No
     assert "never attached" not in caught.value.hint
 
 
-@pytest.mark.parametrize("resource", ["bytes", "leases"])
-def test_a_full_store_of_several_groups_names_address_if_leases_wait_for_all(stores: Stores, resource: str) -> None:
-    writer = stores.create(16384, n_readers=2, groups=[1, 1])
-    first = stores.attach(writer, 0)
-    stores.attach(writer, 1)
-
-    def hint_of(group: int | None, hold: bool = False) -> str:
-        writer.cancel(writer.put("k", 1))
-        with pytest.raises(StoreFullError) as caught:
-            for n in count():
-                if resource == "bytes":
-                    ref = writer.put(str(n), torch.ones(1000), group=group, hold=hold)
-                else:
-                    ref = writer.get_cached("k", group=group, hold=hold)
-                if group is None:
-                    first.release(ref)  # all goes to engine 0
-        assert resource == caught.value.resource
-        writer.cancel_all()
-        writer.clear()
-        return caught.value.hint
-
-    assert "assign_group" not in hint_of(0)
-    assert "assign_group" not in hint_of(None, hold=True), "these wait for the writer"
-    hint = hint_of(None)
-    assert "all 2 groups" in hint
-    assert "assign_group(ref, group)" in hint
-    assert "sender.assign_group" in hint
+def test_a_full_store_of_several_groups_tells_to_name_one(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=2, groups=[1, 1])
+    writer.put("a", torch.ones(1000))
+    with raises(StoreFullError, hint=["assign_group(ref, group)"]):
+        writer.put("b", torch.ones(2000))
 
 
 def test_a_reference_of_another_store_says_so(stores: Stores) -> None:
@@ -162,20 +139,6 @@ def test_a_store_whose_space_is_split_says_what_could_go_and_what_is_in_between(
     writer.put("new", torch.zeros(longest - head, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("held", [8064, 832])
-def test_what_a_refused_object_needs_counts_its_key_and_metadata(stores: Stores, held: int) -> None:
-    """Else it would seem to have room, and what is held would seem to split it."""
-    writer = stores.create(8192)
-    writer.put("a", torch.zeros(held, dtype=torch.uint8))
-    free = 8192 - writer.stats().used_bytes
-    with pytest.raises(StoreFullError) as caught:
-        writer.put("b" * 70, torch.zeros(free, dtype=torch.uint8))
-    said = re.search(r"(\d+) bytes \((\d+) with key and metadata\) .* (\d+) of both", caught.value.message)
-    assert said is not None
-    assert [free, free + 128, free] == [int(number) for number in said.groups()]
-    assert "split" not in caught.value.hint
-
-
 def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
     writer = stores.create(8192)
     ref = writer.put("a", torch.zeros(500))
@@ -223,20 +186,18 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: 
         refused(ValueError, ("key", "surrogates", "position 1"), lambda: call("a\ud800"))  # noqa: B023
     path = f"/dev/shm/{writer.name}"
     for opening in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-        refused(ValueError, (r"'a\ud800'", "surrogates"), lambda: opening("a\ud800"))  # noqa: B023
+        refused(ValueError, (r"'a\ud800'",), lambda: opening("a\ud800"))  # noqa: B023
         refused(ValueError, (f"'{path}'",), lambda: opening(path))  # noqa: B023
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("{}", ("name must", "str")),
-        ('{"name": "x", "n_readers": 1}', ("store_id must", "int")),
-        ("[]", ("[]", "JSON")),
-        ('{"name": "x", "store_id": 1, "n_readers": "1"}', ("n_readers must", "int")),
-        ('{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}', ("unknown", "fields: more")),
-        ('{"name": "x", "store_id": true, "n_readers": 1}', ("store_id must", "int")),
-        ("shmstore-1", ("shmstore-1", "JSON")),
+        ("{}", ("name", "store_id", "n_readers")),
+        ("[]", ("[]",)),
+        ('{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}', ("more",)),
+        ('{"name": "x", "store_id": true, "n_readers": 1}', ("store_id",)),
+        ("shmstore-1", ("shmstore-1",)),
     ],
 )
 def test_text_that_is_not_a_handle_says_what_is_wrong_with_it(text: str, names: tuple[str, ...]) -> None:
@@ -244,28 +205,19 @@ def test_text_that_is_not_a_handle_says_what_is_wrong_with_it(text: str, names: 
         StoreHandle.from_json(text)
 
 
-@pytest.mark.parametrize("dtype", ["nonsense", None, 5, "f4,,", ("f4", -1), {"names": 1}])
-def test_a_wrong_dtype_is_named(dtype: Any) -> None:
-    with raises(TypeError, names=("dtype", "torch.dtype", repr(dtype))):
-        TensorSpec((2,), dtype)
-
-
-@pytest.mark.parametrize("shape", [5, "ab", None, (1.5,)])
-def test_a_wrong_shape_is_named(shape: Any) -> None:
-    with raises(TypeError, names=("shape", "ints", repr(shape))):
-        TensorSpec(shape, torch.int8)
+def test_a_wrong_dtype_or_shape_is_named() -> None:
+    wrong: list[Any] = ["nonsense", None, 5, "f4,,", ("f4", -1), {"names": 1}]
+    for dtype in wrong:
+        with raises(TypeError, names=("dtype", "torch.dtype", repr(dtype))):
+            TensorSpec((2,), dtype)
+    for shape in (5, "ab", (1.5,)):
+        with raises(TypeError, names=("shape", "ints", repr(shape))):
+            TensorSpec(shape, torch.int8)  # type: ignore[arg-type]
 
 
 def test_a_class_that_is_called_directly_names_the_method_that_makes_one() -> None:
     writer, reader = cast(Any, ObjectStoreWriter), cast(Any, ObjectStoreReader)
-    for call in (
-        writer,
-        lambda: writer("images"),
-        lambda: writer(1 << 20, "x", None),
-        lambda: writer(capacity=1 << 20, n_readers=1),
-    ):
-        with raises(TypeError, names=("ObjectStoreWriter.open", "create", "recover")):
-            call()
-    for call in (reader, lambda: reader("images", rank=0), lambda: reader(1, "x", 0, None)):
-        with raises(TypeError, names=["ObjectStoreReader.attach"]):
-            call()
+    with raises(TypeError, names=("ObjectStoreWriter.open", "create", "recover")):
+        writer(capacity=1 << 20, n_readers=1)
+    with raises(TypeError, names=["ObjectStoreReader.attach"]):
+        reader("images", rank=0)

@@ -29,7 +29,7 @@ _ERRORS: dict[int, Callable[[], Exception]] = {
     lib.SHMS_EWRITERACTIVE: errors.WriterActiveError,
     lib.SHMS_ERANKINUSE: errors.RankInUseError,
     lib.SHMS_ELAYOUT: errors.LayoutMismatchError,
-    lib.SHMS_EOPTIONS: errors.LayoutMismatchError,  # `diagnostics.other_options` says which
+    lib.SHMS_EOPTIONS: errors.LayoutMismatchError,  # store.diagnostics says which
     lib.SHMS_ECLOSED: errors.StoreClosedError,
     lib.SHMS_EFOREIGN: errors.ForeignStoreError,
     lib.SHMS_ESPARSE: errors.SparseStoreError,
@@ -41,7 +41,7 @@ _ERRORS: dict[int, Callable[[], Exception]] = {
         hint="drop private values that are not needed, or read it with copy=True; the limits of mappings are ulimit -v "
         "(RLIMIT_AS) and sysctl vm.max_map_count; closing descriptors that are the store's ends private reads",
     ),
-    lib.SHMS_ERANKS: errors.LayoutMismatchError,  # `diagnostics.other_ranks` says how many
+    lib.SHMS_ERANKS: errors.LayoutMismatchError,  # store.diagnostics says how many
     lib.SHMS_EFORKED: partial(
         errors.StoreClosedError,
         "this object was inherited through fork and belongs to the parent process",

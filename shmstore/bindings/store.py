@@ -35,7 +35,7 @@ _FEW = 256  # bytes
 _LONGEST = 3600  # seconds; a poll takes milliseconds as an int
 _event = struct.Struct("=QII")
 _EVENTS_AT_ONCE = 65536  # bytes
-_acquire = lib.shms_reader_acquire
+SHARED = lib.shms_reader_acquire
 PRIVATELY = lib.shms_reader_acquire_private
 """How `Reader.acquire` gets a payload that is copy-on-write."""
 _find = lib.shms_reader_find
@@ -490,7 +490,7 @@ class Reader:
                 self._r, self._hold = handle, hold
                 fail(code)
 
-    def acquire(self, packed: bytes, call: Callable[..., int] = _acquire) -> tuple[bytes, Any]:
+    def acquire(self, packed: bytes, call: Callable[..., int] = SHARED) -> tuple[bytes, Any]:
         """Pin and acknowledge; return the metadata, and the payload as a buffer whose end is the end of the pin.
 
         With `PRIVATELY` the payload is copy-on-write: SharedMemoryError, and nothing is acknowledged, if it cannot be.

@@ -157,7 +157,7 @@ class _Compiler:
             tensors.load_torch()  # which registers it
         registration = BY_NAME.get(node[1])
         if registration is None:
-            raise UnknownTypeError(type_name=node[1])
+            raise UnknownTypeError(f"no type is registered under the name {shown(node[1])}", type_name=node[1])
         name, cls, from_tree = registration.name, registration.cls, registration.from_tree
         inner = _as_build(self.node(node[2], depth + 1))
 

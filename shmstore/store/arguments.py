@@ -3,6 +3,7 @@
 import operator
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from hashlib import sha256
@@ -61,17 +62,14 @@ def checked_name(name: Any) -> str:
     """Return the name; TypeError or ValueError if no store can have it."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, not {type(name).__name__}")
-    if name.startswith("/dev/shm/"):
-        raise ValueError(f"not a store's name: {shown(name)}; pass it without /dev/shm/, and another folder as dir")
-    if name.startswith("{"):
-        raise ValueError(f"not a store's name: {shown(name)}; StoreHandle.from_json reads a handle's JSON")
     try:
-        size = len(os.fsencode(name))
-    except UnicodeEncodeError as error:
-        raise ValueError(f"not a store's name: {shown(name)}; {error.reason} (position {error.start})") from None
-    if "/" in name or "\0" in name or name in ("", ".", "..") or size > native.MAX_NAME:
+        possible = 0 < len(os.fsencode(name)) <= native.MAX_NAME and name not in (".", "..")
+    except UnicodeEncodeError:
+        possible = False
+    if not possible or "/" in name or "\0" in name or name.startswith("{"):
         raise ValueError(
-            f"not a store's name: {shown(name)}; up to {native.MAX_NAME} bytes, without a slash, not . or .."
+            f"not a store's name: {shown(name)}; it has up to {native.MAX_NAME} bytes, no slash, and is not . or ..: "
+            "another folder is passed as dir, and StoreHandle.from_json reads a handle's JSON"
         )
     return name
 
@@ -236,25 +234,21 @@ def packed_ref(ref: ObjectRef) -> bytes:
     try:
         return ref._packed
     except AttributeError:
-        more = ""
-        if isinstance(ref, (bytes, bytearray, memoryview)):
-            more = "; ObjectRef.from_bytes makes one of 40 bytes"
-        elif isinstance(ref, str):
-            more = "; the writer's put and get_cached make one of a key"
-        elif isinstance(getattr(ref, "ref", None), ObjectRef):  # what find and hold return
-            more = "; pass its `ref`"
-        raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}{more}") from None
+        raise TypeError(
+            f"expected an ObjectRef, not {type(ref).__name__}; pass what put, get_cached or ObjectRef.from_bytes "
+            "returns, or the `ref` of what find or hold returns"
+        ) from None
 
 
-class Closable:
+class Closable(ABC):
     """Context manager; warns if a store was not closed."""
 
     _open = False
     _pid = 0
 
+    @abstractmethod
     def close(self) -> None:
         """Close the store."""
-        raise NotImplementedError  # pragma: no cover - both subclasses have their own
 
     def __enter__(self) -> Self:
         if not self._open:

@@ -5,7 +5,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from itertools import islice
 from typing import Any, Final, Literal
 
 from shmstore.bindings import store as native
@@ -25,7 +24,6 @@ from shmstore.errors import (
     StoreNotFoundError,
     WriterActiveError,
     cut,
-    held_by,
     kind_of,
     listed,
     shown,
@@ -33,7 +31,7 @@ from shmstore.errors import (
 from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
 from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
-from shmstore.serde.protocol import Encoded, Layout
+from shmstore.serde.protocol import Encoded
 
 
 def stale(error: StaleRefError, ref: ObjectRef, store_id: int, n_writers: int = 1) -> StaleRefError:
@@ -66,6 +64,49 @@ def stale_or_gone(error: StaleRefError, ref: ObjectRef, reader: native.Reader, n
     )
 
 
+def not_opened(
+    error: Exception,
+    name: str,
+    what: Literal["arena", "rank"],
+    number: int | None,
+    *,
+    ranks: int,
+    by_handle: bool,
+    required: native.Options | None = None,
+    waited: float | None = None,
+) -> Exception:
+    """Return the error of C for a store, or an arena or rank of it, that could not be opened, with what was wrong.
+
+    `ranks`, if not 0, and the options `required` are those that the caller has asked for.
+    """
+    match error:
+        case StoreNotFoundError():
+            return not_found(error, name, by_handle, waited)
+        case WriterActiveError():
+            return active(name, number, required)
+        case RankInUseError():
+            return in_use(name, number or 0)
+        case LayoutMismatchError(_code=native.OTHER_OPTIONS) if required is not None:
+            with closing(Inspector(name)) as inspector:
+                differ = differences(inspector.facts(), required)
+            return _other_options(name, differ, "open it with these, or let on_mismatch='recreate' replace it")
+        case LayoutMismatchError(_code=native.OTHER_RANKS):
+            return _other_ranks(name, ranks)
+        case LayoutMismatchError():
+            return cannot_open(classify(name))
+        case ForeignStoreError():
+            return foreign(name)
+        case CorruptStoreError():
+            return _damaged(name, number if what == "arena" else None)
+        case OSError():
+            return unusable(error, name)
+        case ShmStoreError():
+            return error
+        case ValueError():
+            return _other_ranks(name, ranks) if what == "rank" and ranks else _there_is_no(what, number, name)
+    return error
+
+
 def active(
     name: str, arena: int | None = native.ANY_ARENA, asked: native.Options | None = None
 ) -> WriterActiveError | LayoutMismatchError:
@@ -73,8 +114,7 @@ def active(
 
     If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
     """
-    free = "" if arena in (None, native.ANY_ARENA) else f" {arena}"  # in all of them, or in this one
-    what, how, differ, n_writers = f"has no free arena{free}", "", [], 0
+    what = ""
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
         first = inspector.facts()
         n_writers = first["n_writers"]
@@ -83,14 +123,13 @@ def active(
             return _other_options(
                 name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
             )
-        who = _processes(_writers(inspector, [int(free)] if free else range(n_writers)), name)
-        how = f" (n_writers={n_writers}); living writers: {who or 'none'}"
-    if n_writers == 1:
-        what = "has a writer already"
-    if differ:
-        how += f"; its options are others, too: {', '.join(differ)}"
+        arenas = range(n_writers) if arena in (None, native.ANY_ARENA) else [arena]
+        who = _processes(_writers(inspector, arenas), name) or "none"
+        what = f" (n_writers={n_writers}); living writers: {who}"
+        if differ:
+            what += f"; its options are others, too: {', '.join(differ)}"
     return WriterActiveError(
-        f"store {shown(name)} {what}{how}",
+        f"store {shown(name)} has no free arena{what}",
         hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "
         f"`fuser {path_of(name)}` names the process that is still ending",
     )
@@ -107,7 +146,7 @@ def written(name: str) -> WriterActiveError:
     return WriterActiveError(f"store {shown(name)} is open in {who}", hint=hint)
 
 
-def _writers(inspector: Inspector, arenas: Iterable[int]) -> list[int]:
+def _writers(inspector: Inspector, arenas: Iterable[Any]) -> list[int]:
     """Return the processes of the living writers of these arenas."""
     seen = map(inspector.facts, arenas)
     return [facts["writer_pid"] for facts in seen if facts["writer_alive"] and facts["writer_pid"]]
@@ -134,20 +173,18 @@ def creating(name: str, waited: float) -> WriterActiveError:
     )
 
 
-def damaged(name: str, arena: int | None) -> CorruptStoreError:
-    """Return the error for a store that is damaged, or whose arena is; `ANY_ARENA`: each that has no living writer."""
-    hint, where = "remove it with `shmstore gc --yes --force NAME`", ""
+def _damaged(name: str, arena: int | None) -> CorruptStoreError:
+    """Return the error for a damaged store; it names the arena, or for `ANY_ARENA` those without a living writer."""
+    where = ""
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else its superblock is
         n_writers = inspector.facts()["n_writers"]
-        alive = [inspector.facts(number)["writer_alive"] for number in range(n_writers)]
-        if n_writers > 1:
-            free = [number for number in range(n_writers) if not alive[number]]
-            numbers = free if arena == native.ANY_ARENA else [arena or 0]
+        if n_writers > 1 and arena is not None:
+            every = range(n_writers) if arena == native.ANY_ARENA else [arena]
+            numbers = [number for number in every if not inspector.facts(number)["writer_alive"]]
             where = f"arena{'s' if len(numbers) > 1 else ''} {listed(numbers)} of "
-            hint = f"join another arena; or close all its writers, and {hint}"
     return CorruptStoreError(
         f"the tables of {where}store {shown(name)} contradict themselves",
-        hint=f"`shmstore verify NAME` says what is wrong; {hint}",
+        hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes the store",
     )
 
 
@@ -171,13 +208,6 @@ def _other_options(name: str, differ: list[str], hint: str) -> LayoutMismatchErr
     return LayoutMismatchError(f"store {shown(name)} was created with other options: {', '.join(differ)}", hint=hint)
 
 
-def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
-    """Return the error for a store that was created with other options; it says which."""
-    with closing(Inspector(name)) as inspector:
-        differ = differences(inspector.facts(), asked)
-    return _other_options(name, differ, "open it with its own options, or let on_mismatch='recreate' replace it")
-
-
 def not_found(error: StoreNotFoundError, name: str, by_handle: bool, waited: float | None = None) -> ShmStoreError:
     """Return the same error with the store's name and how long it was waited for, and a hint at the likely mistake."""
     if not os.path.isdir(folder := parts_of(name)[0]):
@@ -193,29 +223,22 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool, waited: flo
     return named
 
 
-_LACKING: Final = {
-    errno.EOPNOTSUPP: "the reservation of space (fallocate)",
-    errno.ENODEV: "shared mappings (mmap)",
-    errno.ENOLCK: "locks that a mapping keeps",
-    errno.EREMOTE: "memory that is the same for all who have the file",
-}
+_LACKING: Final = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENOLCK, errno.EREMOTE)
+"""What fallocate, mmap, the look for locks that a mapping keeps, and the look for a network say."""
 
 
 def unusable(error: OSError, name: str) -> ShmStoreError:
     """Return the error for a system call that failed; an error of shmstore comes back unchanged."""
     if isinstance(error, ShmStoreError):
         return error
-    path, hint = cut(path_of(name)), None
+    folder, hint = parts_of(name)[0], None
+    what = f"{cut(path_of(name))} cannot be used: {error.strerror}"
     if error.errno == errno.EPERM:
         hint = "a process gives a store only to a group of its own: see gid, and id -G"
-    elif lacks := _LACKING.get(error.errno or 0):
-        folder = parts_of(name)[0]
-        return SharedMemoryError(
-            f"{path} cannot be used: {cut(folder)} is on {file_system(folder) or 'a file system'}, which lacks {lacks}",
-            number=error.errno,
-            hint=f"use a folder of a tmpfs: dir=, or {VARIABLE}",
-        )
-    return SharedMemoryError(f"{path} cannot be used: {error.strerror}", number=error.errno, hint=hint)
+    elif error.errno in _LACKING:
+        what += f"; {cut(folder)} is on {file_system(folder) or 'a file system'}, which lacks what a store needs"
+        hint = f"use a folder of a tmpfs: dir=, or {VARIABLE}"
+    return SharedMemoryError(what, number=error.errno, hint=hint)
 
 
 def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:
@@ -242,19 +265,12 @@ def exists(name: str) -> StoreExistsError:
         file = classify(name)
         if file.state in ("foreign", "blank", "unreadable"):
             return StoreExistsError(
-                f"{path_of(name)} exists and {file.problem}",
-                hint="choose another name, or omit it; shmstore gc does not remove this file",
+                f"{path_of(name)} exists and {file.problem}", hint="choose another name, or omit it"
             )
     return StoreExistsError(f"a store named {shown(name)} exists already")
 
 
-def another_layout(error: LayoutMismatchError, name: str, ranks: int) -> ShmStoreError:
-    """Return the error for a file that is not a store of so many ranks; it says what it is instead."""
-    return other_ranks(name, ranks) if error._code == native.OTHER_RANKS else cannot_open(classify(name))
-
-
-def other_ranks(name: str, ranks: int) -> LayoutMismatchError:
-    """Return the error for a store that has another number of ranks than the caller's handle or configuration says."""
+def _other_ranks(name: str, ranks: int) -> LayoutMismatchError:
     has = "another number of"
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
         has = str(inspector.facts()["n_readers"])
@@ -265,24 +281,21 @@ def other_ranks(name: str, ranks: int) -> LayoutMismatchError:
     )
 
 
+_NEXT: Final[dict[str, str | None]] = {
+    "foreign": "choose another name, or remove it yourself",
+    "blank": "choose another name, or remove it yourself",
+    "being created": "wait for its writer to finish",
+    "other version": None,  # the default
+}
+
+
 def cannot_open(file: SegmentFile) -> ShmStoreError:
     """Return the error for a file that does not have the layout of a store of this version, or cannot be read."""
-    store = f"store {shown(file.place)}"
     if file.state == "unreadable":
         return another_user(file.place)
-    if file.state in ("foreign", "blank"):
-        return LayoutMismatchError(
-            f"{path_of(file.place)} {file.problem}", hint="choose another name, or remove it yourself"
-        )
-    if file.state in ("being created", "unfinished"):
-        alive, dead = "wait for its writer to finish", "its writer died during it; shmstore gc removes the file"
-        return LayoutMismatchError(
-            f"the creation of {store} was not completed", hint=alive if file.writer_alive else dead
-        )
-    if file.state == "other version":
-        return LayoutMismatchError(f"{store} was {file.problem}")
     return LayoutMismatchError(
-        f"{store}: {file.problem}", hint="it cannot be opened; shmstore gc --yes --force NAME removes it"
+        f"{path_of(file.place)}: {file.problem or file.state}",
+        hint=_NEXT.get(file.state, "it cannot be opened; shmstore gc --yes --force NAME removes it"),
     )
 
 
@@ -304,48 +317,17 @@ def all_in_use(name: str, ranks: int) -> RankInUseError:
     return RankInUseError(f"all {ranks} ranks of store {shown(name)} are taken{who}", hint=hint)
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // native.ALIGN) * native.ALIGN
-
-
-_SAMPLE: Final = 64
-
-
-def _leases(writer: native.Writer, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the open leases of the writer's store, as far as it can be looked at."""
-    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
-        if inspector.facts()["store"] == writer.store_id:
-            yield from inspector.leases(_SAMPLE)
-
-
-def _most_wait_for_all(writer: native.Writer, name: str) -> bool:
-    """Say whether most of some open leases wait for the ranks of all groups, since nobody has assigned a group."""
-    some = islice(_leases(writer, name), _SAMPLE)
-    groups = [lease["group"] for lease in some if any(lease["owed"]) and not lease["held"]]
-    return groups.count(0) * 2 > len(groups)
-
-
-def group_of_lease(writer: native.Writer, name: str, ref: ObjectRef) -> str:
-    """Return in words which group a lease of this writer waits for."""
-    for lease in _leases(writer, name):
-        if (lease["writer"], lease["number"]) == (writer.arena, ref.lease) and lease["group"]:
-            return f"group {lease['group'] - 1}"
-    return "another group"
-
-
-def there_is_no(what: Literal["arena", "rank"], number: int | None, name: str) -> ValueError:
-    """Return the error for an arena or a rank that the store does not have; it says which it has."""
+def _there_is_no(what: Literal["arena", "rank"], number: int | None, name: str) -> ValueError:
     has = "fewer of them"
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
         option = "n_writers" if what == "arena" else "n_readers"
         count = inspector.facts()[option]
-        has = f"{what} 0 only ({option} is 1)" if count == 1 else f"{what}s 0 to {count - 1} ({option} is {count})"
+        has = f"{what}s 0 to {count - 1} ({option} is {count})"
     return ValueError(f"store {shown(name)} has no {what} {number}; it has {has}")
 
 
 def full(
     writer: native.Writer,
-    name: str,
     refusal: dict[str, Any],
     resource: Literal["bytes", "slots", "leases", "quota"] | None,
     nbytes: int | None = None,
@@ -355,10 +337,11 @@ def full(
 ) -> StoreFullError:
     """Return the error for a store that has run out of `resource`; it says who holds how much, and what is left.
 
-    `extra` is the size of key and metadata, which lie in front of the payload's `nbytes`. `waited`: seconds.
+    `extra` is the size of key and metadata, which precede the payload's `nbytes`. `waited` is in seconds.
     """
-    span = _aligned(extra) + _aligned(nbytes or 0)
     held, writers = refusal["held"], refusal["held_by_writer"]
+    span = -(-extra // native.ALIGN) * native.ALIGN + -(-(nbytes or 0) // native.ALIGN) * native.ALIGN
+    needed = f"{nbytes} bytes ({span} with key and metadata) needed"
     hint = None
     if resource == "leases":
         what = f"all {refusal['max_leases']} lease entries are taken by unread references and unfinished puts"
@@ -366,72 +349,61 @@ def full(
         what = f"all {refusal['max_objects']} slots are taken by objects that are held"
     elif resource == "quota":
         what = (
-            f"{nbytes} bytes ({span} with key and metadata) needed, and kind {shown(kind)} has "
-            f"{refusal['kind_bytes']} of its quota of {refusal['quota']} bytes, too much of it held"
+            f"{needed}, and kind {shown(kind)} has {refusal['kind_bytes']} of its quota of {refusal['quota']} bytes, "
+            "too much of it held"
         )
     else:
         free = refusal["capacity"] - refusal["used_bytes"]
         what = (
-            f"{nbytes} bytes ({span} with key and metadata) needed in one piece, {free} of {refusal['capacity']} free, "
-            f"{refusal['reclaimable']} reclaimable, at most {refusal['longest']} of both in one piece"
+            f"{needed} in one piece, {free} of {refusal['capacity']} free, {refusal['reclaimable']} reclaimable, "
+            f"at most {refusal['longest']} of both in one piece"
         )
         if free + refusal["reclaimable"] >= span:
             hint = f"held objects split the space: {StoreFullError.default_hint}"
     if refusal["kept"]:
         what += f"; {refusal['kept']} bytes protected, held by the writer or in unfinished puts"
+    by_rank = [f"rank {number}: {size} bytes" for number, size in sorted(held.items())]
+    by_writer = [f"writer {number}: {size} bytes" for number, size in sorted(writers.items())]
+    if by_rank or by_writer:
+        what += "; held by " + listed(by_rank + by_writer)
     after = f", also after a wait of {waited:g} seconds" if waited else ""
-    message = f"{StoreFullError.default_message}{after}: {what}{held_by(held, writers)}"
     full = StoreFullError(
-        message, needed=nbytes, held_bytes_by_rank=held, held_bytes_by_writer=writers, resource=resource, hint=hint
+        f"{StoreFullError.default_message}{after}: {what}",
+        needed=nbytes,
+        held_bytes_by_rank=held,
+        held_bytes_by_writer=writers,
+        resource=resource,
+        hint=hint,
     )
-    absent = [rank for rank in refusal["awaited"] if rank in held]
-    if absent:
-        one = len(absent) == 1
-        retire = "retire(rank) in each writer that hands out references" if writers else "retire(rank)"
-        who = f"rank {absent[0]} has" if one else f"ranks {listed(absent)} have"
-        full.hint = f"{who} never attached: start {'it' if one else 'them'}, or {retire}; or {full.hint}"
-    if len(writer.groups) > 1 and _most_wait_for_all(writer, name):
+    if absent := [rank for rank in refusal["awaited"] if rank in held]:
         full.hint = (
-            f"leases wait for the ranks of all {len(writer.groups)} groups: before a reference is sent, call "
-            f"assign_group(ref, group), or with a cache sender.assign_group(sent, engine); or {full.hint}"
+            f"these ranks have never attached: {listed(absent)}; start them, or call retire(rank) in each writer that "
+            f"hands out references; or {full.hint}"
         )
+    if len(writer.groups) > 1:
+        full.hint += "; a lease waits for all groups of ranks, until assign_group(ref, group) names one"
     return full
 
 
-def _wrong_sizes(made: Any) -> str | None:
-    if not isinstance(made.meta, bytes):
-        return f"meta must be bytes, not {type(made.meta).__name__}"
-    if not isinstance(made.nbytes, int) or not 0 <= made.nbytes <= native.MAX_CAPACITY:
-        return f"nbytes must be an int from 0 to {native.MAX_CAPACITY}, not {shown(made.nbytes)}"
-    return None
-
-
-def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
-    places = getattr(made, name)
-    try:
-        for offset, size, source in places if len(places) else ():
-            if not (0 <= offset <= offset + size <= made.nbytes):
-                return f"{name}: {size} bytes at {offset} do not lie within the {made.nbytes} bytes of the payload"
-            if name == "spans" and size and not 0 < source < 1 << 64:
-                return f"spans: the source of {size} bytes at {offset} must be an address, not {shown(source)}"
-    except (TypeError, ValueError):
-        source_is = "an address" if name == "spans" else "what fill() takes"
-        return f"{name} must be a sequence of triples: an offset, a size and {source_is}"
-    return None
-
-
-def wrong_encoding(made: Any) -> SerdeError | None:
-    """Return what is wrong with the result of a serializer's `encode`; None if it is an `Encoded`."""
-    return _wrong(made, Encoded, "spans", "fills")
-
-
-def wrong_layout(made: Any) -> SerdeError | None:
-    """Return what is wrong with the result of a serializer's `layout`; None if it is a `Layout`."""
-    return _wrong(made, Layout)
-
-
-def _wrong(made: Any, expected: type, *places: Literal["spans", "fills"]) -> SerdeError | None:
-    wrong: str | None = f"it must have the fields of {expected.__name__}, not be {kind_of(made)}"
+def wrong_encoding(made: Any, expected: type = Encoded) -> SerdeError | None:
+    """Return what is wrong with the result of a serializer's `encode` or `layout`; None if it is as it must be."""
+    wrong = f"it must have the fields of {expected.__name__}, not be {kind_of(made)}"
     if all(hasattr(made, name) for name in expected.__annotations__ if name != "keepalive"):
-        wrong = next(filter(None, (_wrong_sizes(made), *(_wrong_places(made, name) for name in places))), None)
+        wrong = next(_wrong_parts(made, ("spans", "fills") if expected is Encoded else ()), "")
     return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None
+
+
+def _wrong_parts(made: Any, places: Iterable[str]) -> Iterator[str]:
+    if not isinstance(made.meta, bytes):
+        yield f"meta must be bytes, not {type(made.meta).__name__}"
+    if not isinstance(made.nbytes, int) or not 0 <= made.nbytes <= native.MAX_CAPACITY:
+        yield f"nbytes must be an int from 0 to {native.MAX_CAPACITY}, not {shown(made.nbytes)}"
+    for name in places:
+        try:
+            for place in getattr(made, name) if len(getattr(made, name)) else ():
+                offset, size, source = place
+                inside = 0 <= offset <= offset + size <= made.nbytes
+                if not inside or (name == "spans" and size and not 0 < source < 1 << 64):
+                    yield f"{name} must be places within {made.nbytes} bytes and their sources, not {shown(place)}"
+        except (TypeError, ValueError):
+            yield f"{name} must be a sequence of triples: an offset, a size, and the address or source of the bytes"

@@ -49,7 +49,7 @@ def events_from(read: Callable[[int], tuple[list[native.Event], int, int]], posi
         except ValueError:
             raise ValueError(f"position must be that of an event of this store, not {position}") from None
         if first > position:
-            raise EventsLostError(lost=first - position)
+            raise EventsLostError(f"{first - position} events were lost", lost=first - position)
         if not events:
             return
         for packed in events:

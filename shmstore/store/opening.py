@@ -15,7 +15,6 @@ from shmstore.bindings.claims import Claims
 from shmstore.device import HostMemory
 from shmstore.errors import (
     CorruptStoreError,
-    ForeignStoreError,
     LayoutMismatchError,
     NoArenaError,
     StoreExistsError,
@@ -256,26 +255,19 @@ class Openable(Closable):
         arena: int | None = None,
         keep_leases: bool = True,
     ) -> Self:
-        name = expected[0]
-        required = None if accept else options
+        name, required = expected[0], None if accept else options
         try:
             writer = native.Writer.recover(*expected, required, arena, keep_leases)
-        except StoreNotFoundError as error:
-            raise diagnostics.not_found(error, name, by_handle) from None
-        except WriterActiveError:
-            raise diagnostics.active(name, arena, required) from None
-        except LayoutMismatchError as error:
-            if required is not None and error._code == native.OTHER_OPTIONS:
-                raise diagnostics.other_options(name, required) from None
-            raise diagnostics.another_layout(error, name, expected[2]) from None
-        except ForeignStoreError:
-            raise diagnostics.foreign(name) from None
-        except OSError as error:
-            raise diagnostics.unusable(error, name) from None
-        except CorruptStoreError:
-            raise diagnostics.damaged(name, arena) from None
-        except ValueError:
-            raise diagnostics.there_is_no("arena", arena, name) from None
+        except Exception as error:
+            raise diagnostics.not_opened(
+                error,
+                name,
+                "arena",
+                arena,
+                ranks=expected[2],
+                by_handle=by_handle,
+                required=required,
+            ) from None
         try:
             if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
                 set_quotas(writer, limits)

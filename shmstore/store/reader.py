@@ -14,10 +14,7 @@ from shmstore.bindings.hidden import hidden
 from shmstore.device import HostMemory, device_of, finish, require_cuda, upload
 from shmstore.errors import (
     DeviceError,
-    ForeignStoreError,
-    LayoutMismatchError,
     RankInUseError,
-    ShmStoreError,
     StaleRefError,
     StoreNotFoundError,
 )
@@ -153,62 +150,27 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             raise TypeError(f"on_takeover must be a callable, not {type(on_takeover).__name__}")
         check_bools(finds_only=finds_only)
         wait = None if wait is None else seconds_of("wait", wait)
-        if rank is None:
-            return cls._attach_free(
-                handle_or_name,
-                n_readers=n_readers,
-                wait=wait,
-                on_takeover=on_takeover,
-                serde=serde,
-                allow_uid=allow_uid,
-                finds_only=finds_only,
-                dir=dir,
-                fd=fd,
-            )
         chosen_serde = checked_serde(serde)
-        name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
+        place, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
-        rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
+        number = 0 if rank is None else int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
         attach = native.Reader.attach if on_takeover is None else partial(_Watching.attach_with, on_takeover)
-        try:
-            if wait is None:
-                reader = attach(name, rank, store_id, ranks, uid, finds_only)
-            else:
-                reader = _waiting(wait, name, lambda: attach(name, rank, store_id, ranks, uid, finds_only))
-        except StoreNotFoundError as error:
-            raise diagnostics.not_found(error, name, isinstance(handle_or_name, StoreHandle), wait) from None
-        except RankInUseError:
-            raise diagnostics.in_use(name, rank) from None
-        except LayoutMismatchError as error:
-            raise diagnostics.another_layout(error, name, ranks) from None
-        except ForeignStoreError:
-            raise diagnostics.foreign(name) from None
-        except OSError as error:
-            raise diagnostics.unusable(error, name) from None
-        except ValueError as error:
-            if isinstance(error, ShmStoreError):
-                raise
-            raise (
-                diagnostics.other_ranks(name, ranks) if ranks else diagnostics.there_is_no("rank", rank, name)
-            ) from None
-        return cls(reader, rank, chosen_serde)
-
-    @classmethod
-    def _attach_free(cls, handle_or_name: StoreHandle | str | None, **options: Any) -> "ObjectStoreReader":
-        """Attach as the first rank that no process has; RankInUseError if all are taken."""
-        taken = 0
         while True:
+            attempt = partial(attach, place, number, store_id, ranks, uid, finds_only)
             try:
-                return cls.attach(handle_or_name, taken, **options)
-            except RankInUseError:
-                taken += 1
-            except ValueError as error:  # there is no rank of this number
-                if not taken or isinstance(error, ShmStoreError):
-                    raise
-                break
-        place = expected_store(handle_or_name, None, "handle_or_name", options["dir"], options["fd"])[0]
-        raise diagnostics.all_in_use(place, taken)
+                reader = attempt() if wait is None else _waiting(wait, place, attempt)
+            except Exception as error:
+                if rank is None and isinstance(error, RankInUseError):
+                    number += 1
+                    continue
+                if rank is None and number and type(error) is ValueError:  # there is no rank of this number
+                    raise diagnostics.all_in_use(place, number) from None
+                by_handle = isinstance(handle_or_name, StoreHandle)
+                raise diagnostics.not_opened(
+                    error, place, "rank", number, ranks=ranks, by_handle=by_handle, waited=wait
+                ) from None
+            return cls(reader, number, chosen_serde)
 
     def __repr__(self) -> str:
         return f"<ObjectStoreReader {self._place!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
@@ -270,13 +232,12 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         stream; arrays are private. The object is held until the copy is done, and `close` waits for it. The copy is
         asynchronous after `register_host_memory`. Raises DeviceError without CUDA; nothing is acknowledged then.
         """
-        where = None
+        where, mapped = None, False
         if private:
             if copy or device is not None:
                 raise TypeError("private excludes copy and device: pass one of them")
-            if type(self._serde) is MsgpackSerde:
-                return self._get_private(ref, self._serde)
-            copy = True
+            mapped = type(self._serde) is MsgpackSerde
+            copy = not mapped
         if device is not None:
             there, copy = device_of(device), True
             if there.type != "cpu":
@@ -285,22 +246,18 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                 if not isinstance(self._serde, MsgpackSerde):
                     raise DeviceError(f"{self._serde!r} does not decode on a device", hint="use MsgpackSerde")
         try:
-            meta, payload = self._reader.acquire(packed_ref(ref))
+            meta, payload = self._reader.acquire(packed_ref(ref), native.PRIVATELY if mapped else native.SHARED)
         except StaleRefError as error:
             raise diagnostics.stale_or_gone(error, ref, self._reader, self._place) from None
+        serde: Any = self._serde
+        if mapped:
+            return serde.decode_private(meta, payload)
         if not self._hides:
             payload = hidden(payload)
-        if where is None or not isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
-            return self._serde.decode(meta, payload, copy=copy)
+        if where is None:
+            return serde.decode(meta, payload, copy=copy)
         host = load_torch().from_numpy(np.ndarray((len(payload),), np.uint8, payload))
-        return self._serde.decode_on_device(meta, payload, upload(host, where, stream))
-
-    def _get_private(self, ref: ObjectRef, serde: MsgpackSerde) -> Any:
-        try:
-            meta, payload = self._reader.acquire(packed_ref(ref), native.PRIVATELY)
-        except StaleRefError as error:
-            raise diagnostics.stale_or_gone(error, ref, self._reader, self._place) from None
-        return serde.decode_private(meta, payload)
+        return serde.decode_on_device(meta, payload, upload(host, where, stream))
 
     def find(self, key: str, *, namespace: str | None = None) -> PinnedRef | None:
         """Find the object stored under `key` by any writer, and hold it; count a use. None if there is no such object.

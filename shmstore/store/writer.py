@@ -19,6 +19,7 @@ from shmstore.errors import (
 )
 from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
+from shmstore.serde import Layout
 from shmstore.store import diagnostics
 from shmstore.store.arguments import check_bools, group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
@@ -156,7 +157,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
                 f"{what} the quota of kind {shown(kind)}, {quota} bytes",
                 hint="raise the quota of this kind, or send this object inline",
             )
-        return diagnostics.full(self._writer, self._place, batch.refusal(), error.resource, nbytes, extra, kind, waited)
+        return diagnostics.full(self._writer, batch.refusal(), error.resource, nbytes, extra, kind, waited)
 
     def begin(
         self,
@@ -177,7 +178,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         """
         packed = packed_key(key, namespace)
         layout = self._serde.layout(template)
-        if (wrong := diagnostics.wrong_layout(layout)) is not None:
+        if (wrong := diagnostics.wrong_encoding(layout, Layout)) is not None:
             raise wrong
         number = 0 if kind is None else number_of(self._writer, kind)
         seconds = seconds_of("timeout", timeout)
@@ -250,7 +251,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         try:
             packed = batch.hit(packed_key(key, namespace), hold, whom)
         except StoreFullError as error:
-            raise diagnostics.full(self._writer, self._place, batch.refusal(), error.resource) from None
+            raise diagnostics.full(self._writer, batch.refusal(), error.resource) from None
         except TypeError:
             check_bools(hold=hold)
             raise
@@ -290,9 +291,8 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             raise diagnostics.stale(error, ref, self._handle.store_id, self.n_writers) from None
         except ValueError:
             raise ValueError(
-                f"the lease of {ref!r} waits for {diagnostics.group_of_lease(self._writer, self._place, ref)} already, "
-                f"not for group {group}; "
-                "get_cached(key, group=...) opens another lease"
+                f"the lease of {ref!r} waits for another group than {group} already; get_cached(key, group=...) opens "
+                "another lease"
             ) from None
 
     def hold(self, ref: ObjectRef) -> LeasedRef:
@@ -348,7 +348,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             try:
                 batch.protect(packed)
             except StoreFullError as error:
-                raise diagnostics.full(self._writer, self._place, batch.refusal(), error.resource) from None
+                raise diagnostics.full(self._writer, batch.refusal(), error.resource) from None
             yield
         finally:
             batch.undo()

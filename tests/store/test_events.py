@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from shmstore import EventsLostError, ObjectStoreWriter, StoreEvent
-from shmstore.bindings import store as native
 from tests.support import Stores, raises, run_all, store_name
 
 VALUE = np.zeros(900, np.uint8)

@@ -77,7 +77,7 @@ def test_what_is_no_name_is_a_value_error_everywhere(name: str) -> None:
         lambda: ObjectStoreReader.attach(StoreHandle(name, 1, 1)),
         lambda: ObjectStoreWriter.recover(StoreHandle(name, 1, 1)),
     ):
-        with pytest.raises(ValueError, match=r"not a store's name|surrogates not allowed"):
+        with pytest.raises(ValueError, match="not a store's name"):
             call()
     assert not {made for made in set(os.listdir(SHM)) - before if name and made.startswith(name[:1])} - segments()
 
@@ -284,10 +284,10 @@ FOREIGN: dict[str, bytes] = {
 
 # What some of them are said to be, and what is advised.
 WHAT_IT_IS = {
-    "empty": ("/dev/shm/{} is empty: its creation was not completed, or it is no store", "another name"),
-    "text": ("/dev/shm/{} is no store", "another name"),
-    "magic, no stamp": ("the creation of store '{}' was not completed", "gc removes"),
-    "magic, wrong stamp": ("store '{}' was laid out by another version", "the same version"),
+    "empty": ("is empty: its creation was not completed, or it is no store", "another name"),
+    "text": ("is no store", "another name"),
+    "magic, no stamp": ("its creation was not completed", "gc"),
+    "magic, wrong stamp": ("laid out by another version", "the same version"),
 }
 
 
@@ -300,7 +300,7 @@ def test_a_foreign_file_is_no_store_is_named_as_what_it_is_and_is_left_alone(for
         unfinished = kind == "empty" and call == ObjectStoreReader.attach
         with raises(StoreNotFoundError if unfinished else LayoutMismatchError) as caught:
             call(foreign.name)
-        assert unfinished or caught.value.message.startswith(what.format(foreign.name))
+        assert unfinished or what in caught.value.message
         assert unfinished or hint in caught.value.hint
     with raises(StoreExistsError) as taken:
         ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
@@ -550,12 +550,6 @@ def test_a_reader_believes_a_slot_only_inside_the_data_region(stores: Stores) ->
     assert 2 * len(damages) == len(said)
     assert {"read"} == set(said[1::2]), "the neighbour suffered"
     assert {"StaleRefError", "CorruptStoreError"} == set(said[0::2])
-
-
-def test_two_objects_in_one_place_are_corrupt(segment: Path) -> None:
-    one, two = (next(at for at in all_slots(segment) if word(segment, at + 8) == number) for number in (1, 2))
-    put_word(segment, two + SLOT["offset"], word(segment, one + SLOT["offset"]))
-    assert "CorruptStoreError" == in_child(try_everything, segment.name)["recover"]
 
 
 def test_one_key_twice_is_corrupt(segment: Path) -> None:
