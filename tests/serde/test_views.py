@@ -161,7 +161,7 @@ def test_an_unregistered_name_is_a_typed_error_that_names_the_type(registered: N
     forget_plans()
     del registry.BY_NAME["t.Field"]
     for _ in range(2):
-        with raises(UnknownTypeError, names=["'t.Field'"], hint=["'t.Field'"]) as caught:
+        with raises(UnknownTypeError, names=["'t.Field'"], hint=["register_type"]) as caught:
             SERDE.decode(encoded.meta, payload)
         assert caught.value.type_name == "t.Field"
         assert isinstance(caught.value, CorruptStoreError)
