@@ -90,7 +90,7 @@ static void sort_groups(shms_kvcache *kv) {
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
-                               int64_t interval, int flags) {
+                               int64_t max_in_flight, int64_t interval, int flags) {
     shms_kvcache *kv = calloc(1, sizeof *kv);
     if (!kv)
         return NULL;
@@ -101,6 +101,7 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     kv->ahead = !!(flags & SHMS_KV_AHEAD);
     kv->alignment = alignment;
     kv->max_model_len = max_model_len;
+    kv->max_in_flight = max_in_flight;
     kv->interval = interval;
     kv->n_requests = 1;
     kv->groups = calloc(n, sizeof *kv->groups);
@@ -474,34 +475,34 @@ static int check_given(const shms_kvcache *kv, const shms_kv_request *r, const v
     return 0;
 }
 
-/* The most blocks that a table of this group needs at a time, if it is given back what the window has passed and at
- * most that many tokens are in flight. */
-static int64_t most_blocks(const shms_kvcache *kv, const shms_kv_group *g, int64_t in_flight) {
+/* The most blocks that a table of this group needs at a time, if it is given back what the window has passed. */
+static int64_t most_blocks(const shms_kvcache *kv, const shms_kv_group *g) {
+    int64_t tokens = min64(g->param, LIMIT) + kv->max_in_flight;
     switch (g->kind) {
     case SHMS_KV_WINDOW: /* one more, because a window may begin inside a block */
-        return cdiv(min64(min64(g->param, LIMIT) - 1 + in_flight, kv->max_model_len), g->size) + 1;
+        return cdiv(min64(tokens - 1, kv->max_model_len), g->size) + 1;
     case SHMS_KV_CHUNK: /* one more if a chunk may begin inside a block */
-        return cdiv(min64(min64(g->param, LIMIT) + in_flight, kv->max_model_len), g->size) + (g->param % g->size > 0);
+        return cdiv(min64(tokens, kv->max_model_len), g->size) + (g->param % g->size > 0);
     default:
         return TOO_MANY;
     }
 }
 
 /* Returns how many blocks a request that is to have `tokens` takes from the queue: new ones, and computed blocks that
- * are free now. Sets `skip`, `first` and `needed` of each group. in_flight: see most_blocks; -1 for no limit. */
-static int64_t count_needed(shms_kvcache *kv, const shms_kv_request *r, const shms_kv_table *tables, int64_t tokens,
-                            int64_t computed, int64_t external, int64_t n_encoder, int64_t in_flight, const void *given,
+ * are free now. Sets `skip`, `first` and `needed` of each group. whole: as if it had them one step after the other. */
+static int64_t count_needed(shms_kvcache *kv, const shms_kv_request *r, const shms_kv_step *s,
+                            const shms_kv_table *tables, int64_t tokens, int whole, const void *given,
                             const int32_t *counts) {
     int64_t sum = 0, at = 0;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         shms_kv_group *gr = kv->groups + g;
         int64_t n_given = r->table || !counts ? 0 : counts[g], have = r->table ? tables[g].len : n_given;
-        int64_t len = blocks_for(gr, tokens, n_encoder);
-        if (in_flight >= 0)
-            len = min64(len, most_blocks(kv, gr, in_flight));
+        int64_t len = blocks_for(gr, tokens, s->n_encoder);
+        if (whole)
+            len = min64(len, most_blocks(kv, gr));
         len = max64(len, have);
         /* What a connector brings may end so far ahead that the window has passed computed blocks, too. */
-        gr->skip = r->table || !external ? 0 : min64(passed_blocks(gr, computed + external), len);
+        gr->skip = r->table || !s->external ? 0 : min64(passed_blocks(gr, s->computed + s->external), len);
         gr->first = max64(have, gr->skip);
         gr->needed = len - gr->first;
         sum += gr->needed;
@@ -515,18 +516,6 @@ static int64_t count_needed(shms_kvcache *kv, const shms_kv_request *r, const sh
     return sum;
 }
 
-int64_t shms_kvcache_needed(shms_kvcache *kv, shms_kv_request *r, int64_t n_tokens, int64_t computed, int64_t external,
-                            int64_t n_encoder, int64_t in_flight, const void *given, const int32_t *counts) {
-    int64_t all = n_tokens | computed | external | n_encoder | in_flight;
-    if (all < 0 || all >= LIMIT || (r->table && !is_live(kv, r->table)))
-        return SHMS_KV_EARGUMENT;
-    int rc = check_given(kv, r, given, counts);
-    if (rc)
-        return rc;
-    return count_needed(kv, r, r->table ? tables_of(kv, r->table) : NULL, n_tokens, computed, external, n_encoder,
-                        in_flight, given, counts);
-}
-
 /* Appends blocks of the pool until a table has `len`; they are free, and the table has room. */
 static void grow(const shms_kvcache *kv, shms_kv_table *t, int64_t len) {
     if (len <= t->len)
@@ -535,21 +524,34 @@ static void grow(const shms_kvcache *kv, shms_kv_table *t, int64_t len) {
     t->len = (int32_t)len;
 }
 
-int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t passed, int64_t computed, int64_t external,
-                          int64_t n_new, int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int64_t reserved,
-                          int delay, const shms_hashlist *hashes, const void *given, const int32_t *counts) {
+/* Are fewer blocks free than so many and those to leave free? */
+static int full(const shms_kvcache *kv, shms_kv_request *r, int64_t wanted) {
+    int64_t there = shms_blockpool_n_free(kv->pool);
+    return wanted > there ? missing(r, SHMS_KV_EFULL, wanted, there) : 0;
+}
+
+int64_t shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, const shms_kv_step *s, const shms_hashlist *hashes,
+                              const void *given, const int32_t *counts) {
     int is_new = r->table == 0, rc;
     /* or-ed, so that one comparison finds a negative number and one finds a large one */
-    int64_t all = n_new | lookahead | passed | computed | external | n_encoder | n_tokens | reserved;
+    int64_t all = s->passed | s->computed | s->external | s->n_new | s->lookahead | s->n_tokens | s->n_encoder |
+                  s->whole | s->reserved | s->headroom;
     answer(kv, r, 0);
-    if (all < 0 || all >= LIMIT || n_new + external < 1 || computed < passed || (!is_new && !is_live(kv, r->table)))
+    if (all < 0 || all >= LIMIT || s->n_new + s->external < 1 || s->computed < s->passed ||
+        (!is_new && !is_live(kv, r->table)))
         return SHMS_KV_EARGUMENT;
-    int64_t there = computed + external, tokens = min64(there + n_new + lookahead, kv->max_model_len);
-    int64_t to_cache = kv->caching && !delay ? min64(there + n_new, n_tokens) : 0, total = 0;
+    int64_t there = s->computed + s->external, total = 0;
+    int64_t tokens = min64(there + s->n_new + s->lookahead, kv->max_model_len);
+    int64_t to_cache = kv->caching ? min64(there + s->n_new, s->n_tokens) : 0;
     if ((rc = check_given(kv, r, given, counts)) || (is_new && (rc = number_reserve(kv))))
         return rc;
     shms_kv_table *tables = tables_of(kv, is_new ? kv->idle : r->table);
-    int64_t wanted = count_needed(kv, r, tables, tokens, computed, external, n_encoder, -1, given, counts);
+    if (s->whole) {
+        int64_t whole = count_needed(kv, r, s, tables, min64(s->whole, kv->max_model_len), 1, given, counts);
+        if ((rc = full(kv, r, whole + s->headroom)))
+            return rc;
+    }
+    int64_t wanted = count_needed(kv, r, s, tables, tokens, 0, given, counts);
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_group *gr = kv->groups + g;
         int64_t cached = is_new ? (counts ? counts[g] : 0) : tables[g].cached,
@@ -567,9 +569,9 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t passed, 
     }
 
     for (int32_t g = 0; g < kv->n_groups; g++)
-        skip_passed(kv, tables + g, kv->groups + g, passed);
-    if (wanted + reserved > shms_blockpool_n_free(kv->pool))
-        return missing(r, SHMS_KV_EFULL, wanted + reserved, shms_blockpool_n_free(kv->pool));
+        skip_passed(kv, tables + g, kv->groups + g, s->passed);
+    if ((rc = full(kv, r, wanted + s->reserved + s->headroom)))
+        return rc;
 
     if (is_new) {
         r->table = kv->idle;
@@ -589,7 +591,8 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t passed, 
             t->nulls++;
         shms_blockpool_touch(kv->pool, t->ids.at, t->len);
     }
-    for (int64_t g = 0; is_new && external && g < kv->n_groups; g++) /* in all groups before the new tokens' blocks */
+    for (int64_t g = 0; is_new && s->external && g < kv->n_groups;
+         g++) /* in all groups before the new tokens' blocks */
         grow(kv, tables + g, min64(kv->groups[g].first + kv->groups[g].needed, cdiv(there, kv->groups[g].size)));
     int64_t n_ids = 0;
     for (int32_t g = 0; g < kv->n_groups; g++) {
@@ -604,7 +607,7 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t passed, 
     }
     answer(kv, r, n_ids);
     r->settled = settled(kv, tables);
-    return 0;
+    return n_ids;
 }
 
 int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *r, const shms_hashlist *hashes, int64_t n_tokens) {

@@ -30,27 +30,38 @@ enum { SHMS_KV_CACHING = 1, SHMS_KV_AHEAD = 2 };
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
-                               int64_t interval, int flags);
+                               int64_t max_in_flight, int64_t interval, int flags);
 /* Returns an empty manager, which the caller owns and which borrows the pool. params: window, chunk, or number of
  * speculative blocks of each group. AHEAD: the block that EAGLE leaves out may lie beyond what a look-up asks for.
- * interval: -1, or the blocks of windows get keys only where a later request can go on: at the multiples of `interval`
- * tokens (0: at none of them) and at a request's boundaries. NULL: no memory. The caller has checked the numbers. */
+ * max_in_flight: the most tokens of a request that are allocated and not computed yet, for `whole`. interval: -1, or
+ * the blocks of windows get keys only where a later request can go on: at the multiples of `interval` tokens (0: at none
+ * of them) and at a request's boundaries. NULL: no memory. The caller has checked the numbers. */
 void shms_kvcache_free(shms_kvcache *kv); /* frees it; does not give the blocks of its tables back to the pool */
 
+typedef struct shms_kv_step { /* what an allocate is for; all are 0 .. 2^60 - 1, in tokens if nothing else is said */
+    int64_t passed;    /* windows give back what they need no more after these */
+    int64_t computed;  /* those before the new ones, with those of blocks that were found; at least `passed` */
+    int64_t external;  /* after them, what others compute */
+    int64_t n_new;     /* after these, new ones; with `external` at least 1 */
+    int64_t lookahead; /* after these, speculative ones: they get no keys */
+    int64_t n_tokens;  /* blocks of the first n_tokens may get keys; 0: no keys */
+    int64_t n_encoder; /* those of the encoder, for cross attention */
+    int64_t whole;     /* so many must fit, too, as in a new request; 0: not asked */
+    int64_t reserved;  /* blocks to leave free when the step has its own */
+    int64_t headroom;  /* blocks to leave free in any case */
+} shms_kv_step;
+
 typedef struct shms_kv_request {
-    int64_t table;   /* number of the request's tables; 0: it has no tables */
-    int64_t
-        settled; /* allocate changes nothing if computed + n_new + lookahead is at most this and no blocks are given */
-    int64_t
-        n_ids; /* the answer: number of blocks in all groups. The next call of the manager reuses the memory below: */
-    const int32_t *ids; /* the blocks, group after group; */
-    const int32_t *counts; /* how many of each group; */
+    int64_t table;     /* number of the request's tables; 0: it has no tables */
+    int64_t settled; /* without found blocks, a step changes nothing if computed + n_new + lookahead is at most this */
+    int64_t boundaries[3]; /* if there is an interval, set by the caller: where later requests go on; -1: nowhere */
+    /* The answer of the last call. The next call of the manager reuses the memory to which it points. */
+    int64_t n_ids; /* blocks in all groups */
+    const int32_t *ids; /* the blocks, group after group */
+    const int32_t *counts; /* how many of each group */
     const int64_t *stored; /* two for each group: blocks [first, end) got their keys, if they are kept */
-    int64_t boundaries
-        [3]; /* set by the caller if there is an interval: where later requests go on, in tokens; -1: nowhere */
     int64_t longest; /* after find: tokens of the longest prefix that one type of group has */
-    int64_t wanted,
-        there; /* after FULL, SHORT (blocks) and NOHASH (hashes): how many are needed, and how many there are */
+    int64_t wanted, there; /* after FULL, SHORT (blocks) and NOHASH (hashes): how many are needed, how many there are */
 } shms_kv_request;
 
 int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *request, const shms_hashlist *hashes, int64_t max_tokens);
@@ -58,21 +69,12 @@ int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *request, const shms
  * passes -1, which counts as 0. Changes only the answer. MEMORY; ARGUMENT: below -1, above 2^60 - 1, or more blocks
  * than a table can have. */
 
-int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *request, int64_t passed, int64_t computed,
-                          int64_t external, int64_t n_new, int64_t lookahead, int64_t n_tokens, int64_t n_encoder,
-                          int64_t reserved, int delay, const shms_hashlist *hashes, const void *ids,
-                          const int32_t *counts);
-/* Makes room for n_new tokens after `computed` ones and `external` ones, which others compute. Windows give back what
- * they need no more after `passed` tokens. Answers with the new blocks. A request without tables gets tables that start
- * with the computed blocks `ids` (int32), counts[g] of them for group g (counts NULL: none). FULL: too few blocks are
- * free besides `reserved` ones; even then, blocks that a window has passed are given back. COMPUTED, NOHASH, KEYED,
- * RANGE, MEMORY; ARGUMENT: a number is not 0 .. 2^60 - 1, computed is below passed, or there is nothing to add. */
-
-int64_t shms_kvcache_needed(shms_kvcache *kv, shms_kv_request *request, int64_t n_tokens, int64_t computed,
-                            int64_t external, int64_t n_encoder, int64_t in_flight, const void *ids,
-                            const int32_t *counts);
-/* Returns how many blocks the request still needs to reach n_tokens, if at most in_flight tokens are allocated at a
- * time and not yet computed. The rest is as for allocate. Changes nothing. COMPUTED, RANGE, ARGUMENT. */
+int64_t shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *request, const shms_kv_step *step,
+                              const shms_hashlist *hashes, const void *ids, const int32_t *counts);
+/* Makes room for a step of the request; answers with the new blocks, and returns their number. A request without tables
+ * gets tables that start with the computed blocks `ids` (int32), counts[g] of them for group g (counts NULL: none).
+ * FULL: too few blocks are free; blocks that a window has passed are given back all the same, unless it is `whole` that
+ * does not fit. COMPUTED, NOHASH, KEYED, RANGE, MEMORY; ARGUMENT: a number of the step is out of range. */
 
 int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *request, const shms_hashlist *hashes, int64_t n_tokens);
 /* Gives the blocks of the first n_tokens their keys. NOHASH, KEYED, SHORT. */
@@ -120,7 +122,7 @@ struct shms_kvcache {
     shms_blockpool *pool;
     shms_kv_group *groups;
     int32_t n_groups, n_kinds, caching, ahead;
-    int64_t alignment, max_model_len, interval;
+    int64_t alignment, max_model_len, max_in_flight, interval;
     shms_kv_kind *kinds; /* those of full attention, then the others */
     int32_t *order; /* indices of the groups, kind after kind */
     shms_kv_table *tables; /* n_groups for each request; number 0 is not used */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ KINDS: Final[dict[str, int]] = {
 }
 _REQUEST = ffi.typeof("shms_kv_request *")
 _new, _buffer, _unpack, _NULL = ffi.new, ffi.buffer, ffi.unpack, ffi.NULL
+Step = tuple[int, int, int, int, int, int, int, int, int, int]
+"""The numbers of ``shms_kv_step``, in their order."""
+_put_step = struct.Struct("10q").pack_into  # a quarter of what cffi takes for a tuple
 _find, _allocate, _release = lib.shms_kvcache_find, lib.shms_kvcache_allocate, lib.shms_kvcache_release
 
 
@@ -34,17 +38,20 @@ class Tables:
     not count.
     """
 
-    __slots__ = ("_answer", "_c", "_found", "_hold", "_pool", "_requests", "n_groups", "settled")
+    __slots__ = (
+        "_answer", "_c", "_found", "_hold", "_numbers", "_pool", "_requests", "_step", "n_groups", "settled",
+    )  # fmt: skip
 
     def __init__(
         self, pool: Pool, groups: Sequence[tuple[int, int, int, bool]], hash_block_size: int, alignment: int,
-        max_model_len: int, caching: bool, ahead: bool, interval: int | None = None,
+        max_model_len: int, max_in_flight: int, caching: bool, ahead: bool, interval: int | None = None,
     ) -> None:  # fmt: skip
         kinds = [kind | (lib.SHMS_KV_EAGLE if eagle else 0) for kind, _, _, eagle in groups]
         sizes, params = ([group[column] for group in groups] for column in (1, 2))
         flags = (lib.SHMS_KV_CACHING if caching else 0) | (lib.SHMS_KV_AHEAD if ahead else 0)
         self._pool = pool  # borrowed by the C side
-        numbers = hash_block_size, alignment, max_model_len, -1 if interval is None else interval, flags
+        interval = -1 if interval is None else interval
+        numbers = hash_block_size, alignment, max_model_len, max_in_flight, interval, flags
         self._c: Any = ffi.gc(
             lib.shms_kvcache_new(pool._c, len(groups), kinds, sizes, params, *numbers), lib.shms_kvcache_free
         )
@@ -54,6 +61,8 @@ class Tables:
         self.n_groups = len(groups)
         self._requests: dict[str, Any] = {}
         self._answer = self._found = _new(_REQUEST)
+        self._step: Any = _new("shms_kv_step *")
+        self._numbers = _buffer(self._step)
         self.settled: dict[str, int] = {}
         """The sum of tokens up to which a request's next allocate does nothing; a lower number is only slower."""
 
@@ -75,45 +84,35 @@ class Tables:
         return self._found.longest
 
     def allocate(
-        self, request_id: str, passed: int, computed: int, external: int, n_new: int, lookahead: int, n_tokens: int,
-        n_encoder: int, reserved: int, delay: bool, hashes: BlockHashes, ids: bytes, counts: tuple[int, ...] | None,
+        self, request_id: str, step: Step, hashes: BlockHashes, ids: bytes, counts: tuple[int, ...] | None,
         boundaries: Sequence[int] = (),
     ) -> bytes | None:  # fmt: skip
-        """Make room for new tokens and return the blocks added; None if too few are free."""
-        record = self._requests.get(request_id)
-        if record is None:
+        """Make room for a step of a request and return the blocks added; None if too few are free.
+
+        `ids` and `counts` are the blocks found for a new request. ValueError for a number that does not fit an int64.
+        """
+        try:
+            _put_step(self._numbers, 0, *step)
+        except struct.error:
+            raise refusal(lib.SHMS_KV_EARGUMENT) from None
+        record: Any = self._requests.get(request_id)
+        is_new = record is None
+        if is_new:
             record = self._requests[request_id] = _new(_REQUEST)
         if boundaries:
-            record.boundaries[0 : len(boundaries)] = boundaries
+            record.boundaries = boundaries
         try:
-            rc = _allocate(
-                self._c, record, passed, computed, external, n_new, lookahead, n_tokens, n_encoder, reserved, delay,
-                hashes._c, ids, _NULL if counts is None else counts,
-            )  # fmt: skip
+            n = _allocate(self._c, record, self._step, hashes._c, ids, _NULL if counts is None else counts)
         finally:
-            if not record.table:
+            if is_new and not record.table:
                 self._requests.pop(request_id, None)
-        if rc == FULL:
+        if n == FULL:
             return None
-        if rc:
-            raise refusal(rc, record.wanted, record.there)
+        if n < 0:
+            raise refusal(n, record.wanted, record.there)
         self.settled[request_id] = record.settled
         self._answer = record
-        n = record.n_ids
         return _buffer(record.ids, 4 * n)[:] if n else b""  # `ids`, without the call
-
-    def needed(
-        self, request_id: str, n_tokens: int, computed: int, external: int, n_encoder: int, in_flight: int, ids: bytes,
-        counts: tuple[int, ...] | None,
-    ) -> int:  # fmt: skip
-        """Return the number of blocks that a request still needs to reach `n_tokens`."""
-        record = self._requests.get(request_id, self._found)
-        return check(
-            lib.shms_kvcache_needed(
-                self._c, record, n_tokens, computed, external, n_encoder, in_flight, ids,
-                _NULL if counts is None else counts,
-            )
-        )  # fmt: skip
 
     def skip(self, request_id: str, passed: int) -> None:
         """Give back what windows need no more after `passed` tokens."""
@@ -126,7 +125,7 @@ class Tables:
         """Give keys to the blocks of the first `n_tokens` of a request, which has tables."""
         record = self._answer = self._requests[request_id]
         if boundaries:
-            record.boundaries[0 : len(boundaries)] = boundaries
+            record.boundaries = boundaries
         rc = lib.shms_kvcache_cache(self._c, record, hashes._c, n_tokens)
         if rc:
             raise refusal(rc, record.wanted, record.there)

@@ -8,7 +8,7 @@ from typing import Any
 
 from shmstore.bindings.blockpool import unpack_ids
 from shmstore.bindings.hashlist import BlockHashes
-from shmstore.bindings.kvcache import KINDS, Tables
+from shmstore.bindings.kvcache import KINDS, Step, Tables
 from shmstore.errors import shown
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
@@ -176,8 +176,8 @@ class KVCacheManager:
         """The shared instance with no blocks."""
         groups_in_c = [(kind, size, value, e) for (kind, value), size, e in zip(kinds, sizes, eagle, strict=True)]
         self._tables = Tables(
-            self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, ahead,
-            retention_interval,
+            self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, max_in_flight_tokens,
+            enable_caching, ahead, retention_interval,
         )  # fmt: skip
         self.shared_prefix_boundary = 0
         """Where the last prompt looked up parts from others, if windows have kept too little to go on there; else 0."""
@@ -265,28 +265,29 @@ class KVCacheManager:
         hashes. ValueError also for computed blocks of another manager, for a request that has blocks, or with caching
         off.
         """
-        if new_computed_blocks is None and not (
-            full_sequence_must_fit
-            or admission
-            or num_new_computed_tokens
-            or num_encoder_tokens
-            or num_external_computed_tokens
-            or reserved_blocks
+        try:
+            request_id, seen = request.request_id, request.num_computed_tokens
+        except AttributeError:
+            _id_of(request)
+            raise
+        if (  # most decode steps end here
+            new_computed_blocks is None
+            and seen >= 0
+            and num_lookahead_tokens >= 0
+            and num_new_tokens > 0
+            and seen + num_new_tokens + num_lookahead_tokens <= self._settled.get(request_id, 0)
+            and not (
+                full_sequence_must_fit
+                or admission
+                or num_new_computed_tokens
+                or num_encoder_tokens
+                or num_external_computed_tokens
+                or reserved_blocks
+            )
         ):
-            try:  # most decode steps end here
-                seen = request.num_computed_tokens
-                if (
-                    seen >= 0
-                    and num_lookahead_tokens >= 0
-                    and num_new_tokens > 0
-                    and seen + num_new_tokens + num_lookahead_tokens <= self._settled.get(request.request_id, 0)
-                ):
-                    return self.empty_kv_cache_blocks
-            except AttributeError:
-                pass  # it is not a request
+            return self.empty_kv_cache_blocks
         if num_new_tokens < 1 and (num_new_tokens or not num_external_computed_tokens):
             raise ValueError("num_new_tokens must be greater than 0")
-        request_id, seen = _id_of(request), request.num_computed_tokens
         tables = self._tables
         ids, counts = b"" if new_computed_blocks is None else new_computed_blocks.packed_ids, None
         if ids and new_computed_blocks is not None:
@@ -316,20 +317,16 @@ class KVCacheManager:
             check_range(0, TOKEN_LIMIT, num_in_flight_tokens=in_flight)
             passed = max(0, seen - in_flight)
         computed = seen + num_new_computed_tokens
-        headroom = self.watermark_blocks if admission else 0
         try:
-            if full_sequence_must_fit and headroom + tables.needed(
-                request_id, min(request.num_tokens, self.max_model_len), computed, num_external_computed_tokens,
-                num_encoder_tokens, self.max_in_flight_tokens, ids, counts,
-            ) > self.block_pool.core.n_free:  # fmt: skip
-                return None
-            new_ids = tables.allocate(
-                request_id, passed, computed, num_external_computed_tokens, num_new_tokens, num_lookahead_tokens,
-                request.num_tokens if caches else 0, num_encoder_tokens, reserved_blocks + headroom, delay_cache_blocks,
-                hashes, ids, counts,
-                self._boundaries(request) if self._thin else (),
+            step: Step = (
+                passed, computed, num_external_computed_tokens, num_new_tokens, num_lookahead_tokens,
+                request.num_tokens if caches else 0, num_encoder_tokens,
+                request.num_tokens if full_sequence_must_fit else 0, reserved_blocks,
+                self.watermark_blocks if admission else 0,
             )  # fmt: skip
-        except (OverflowError, TypeError, ValueError):
+            boundaries = self._boundaries(request) if self._thin else ()
+            new_ids = tables.allocate(request_id, step, hashes, ids, counts, boundaries)
+        except ValueError:
             check_range(
                 0, TOKEN_LIMIT, num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,
                 num_external_computed_tokens=num_external_computed_tokens, num_new_tokens=num_new_tokens,
@@ -444,20 +441,6 @@ class KVCacheManager:
         return self.block_pool.take_events()
 
     # ---- questions ----
-
-    def num_blocks_needed(self, request: RequestLike, num_tokens: int, num_encoder_tokens: int = 0) -> int:
-        """Return how many more blocks the request needs to have `num_tokens` tokens, counted as for an admission.
-
-        That is, a window needs no more blocks than it holds at a time, by `max_in_flight_tokens`. Blocks that a window
-        has passed count as held, as in vLLM, so a request that has passed some may need more than this.
-        """
-        computed = request.num_computed_tokens
-        check_range(
-            0, TOKEN_LIMIT, num_tokens=num_tokens, num_encoder_tokens=num_encoder_tokens, num_computed_tokens=computed
-        )
-        return self._tables.needed(
-            request.request_id, num_tokens, computed, 0, num_encoder_tokens, self.max_in_flight_tokens, b"", None
-        )
 
     def estimate_cached_tokens(self, request: RequestLike) -> int:
         """Return how many leading tokens of the request others can find, if nothing has been evicted.

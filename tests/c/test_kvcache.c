@@ -25,6 +25,23 @@ static shms_hashlist *chain(int64_t n, uint32_t variant) {
     return list;
 }
 
+/* Allocates for a step; with `delay` no block gets a key. */
+static int allocate(shms_kvcache *kv, shms_kv_request *r, int64_t passed, int64_t computed, int64_t external,
+                    int64_t n_new, int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int64_t reserved, int delay,
+                    const shms_hashlist *hashes, const void *ids, const int32_t *counts) {
+    shms_kv_step step = {.passed = passed,
+                         .computed = computed,
+                         .external = external,
+                         .n_new = n_new,
+                         .lookahead = lookahead,
+                         .n_tokens = delay ? 0 : n_tokens,
+                         .n_encoder = n_encoder,
+                         .reserved = reserved};
+    int64_t rc = shms_kvcache_allocate(kv, r, &step, hashes, ids, counts);
+    CHECK(rc < 0 || rc == r->n_ids);
+    return rc < 0 ? (int)rc : 0;
+}
+
 /* A request that has no tables yet. */
 #define NEW (&(shms_kv_request){0})
 
@@ -33,25 +50,24 @@ TEST(refusals_change_nothing) {
             two[] = {2};
     int64_t params[] = {0};
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
-    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, -1, SHMS_KV_CACHING);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, 1 << 20, -1, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(3, 0), *none = chain(0, 0);
     shms_kv_request request = {0}, *r = &request;
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 17, 0, 17, 0, 0, 0, none, NULL, NULL) == SHMS_KV_ENOHASH);
+    CHECK(allocate(kv, r, 0, 0, 0, 17, 0, 17, 0, 0, 0, none, NULL, NULL) == SHMS_KV_ENOHASH);
     CHECK(r->wanted == 4 && r->there == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 17, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(allocate(kv, r, 0, 0, 0, 17, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
     CHECK(r->wanted == 5 && r->there == 4);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, 0, hashes, NULL, NULL) ==
+    CHECK(allocate(kv, r, 0, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(allocate(kv, r, 0, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(allocate(kv, r, 0, 0, 0, 0, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(allocate(kv, &(shms_kv_request){.table = 7}, 0, 0, 0, 1, 0, 12, 0, 0, 0, hashes, NULL, NULL) ==
           SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 0, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, &(shms_kv_request){.table = 7}, 0, 0, 0, 1, 0, 12, 0, 0, 0, hashes, NULL, NULL) ==
-          SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, far, counts) == SHMS_KV_ERANGE);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 8, 0, 4, 0, 12, 0, 0, 0, hashes, holes, two) == SHMS_KV_ERANGE);
+    CHECK(allocate(kv, r, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, far, counts) == SHMS_KV_ERANGE);
+    CHECK(allocate(kv, r, 0, 8, 0, 4, 0, 12, 0, 0, 0, hashes, holes, two) == SHMS_KV_ERANGE);
     CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4 && r->table == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 12, 0, 12, 0, 0, 1, hashes, NULL, NULL) == 0);
+    CHECK(allocate(kv, r, 0, 0, 0, 12, 0, 12, 0, 0, 1, hashes, NULL, NULL) == 0);
     CHECK(r->table > 0 && shms_blockpool_n_keys(pool) == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, id, counts) == SHMS_KV_ECOMPUTED);
+    CHECK(allocate(kv, r, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, id, counts) == SHMS_KV_ECOMPUTED);
     CHECK(shms_kvcache_cache(kv, r, hashes, 16) == SHMS_KV_ESHORT && r->wanted == 4 && r->there == 3);
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 2, 1, 0) == 0);
     CHECK(shms_kvcache_cache(kv, r, hashes, 12) == SHMS_KV_EKEYED && shms_blockpool_n_keys(pool) == 1);
@@ -77,9 +93,9 @@ TEST(numbers_whose_sum_overflows_are_refused) {
     int64_t params[] = {INT64_MAX}, fours[] = {4}, limit = (int64_t)1 << 60;
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
     shms_hashlist *hashes = chain(8, 0);
-    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, -1, 0);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, 1 << 20, -1, 0);
     for (int i = 0; i < 3; i++) { /* a need that overflows an int64, as a product or a sum, is refused */
-        CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 0, 9, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+        CHECK(allocate(kv, NEW, 0, 0, 0, 9, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
         kv->groups[0].param = i ? ((int64_t)1 << 44) - 1 : (int64_t)1 << 44;
     }
     shms_kv_request request = {0}, *r = &request;
@@ -92,17 +108,17 @@ TEST(numbers_whose_sum_overflows_are_refused) {
             n[i] = wrong[w];
             if (i == 0)
                 n[1] = n[0];
-            CHECK(shms_kvcache_allocate(kv, NEW, n[0], n[1], 0, n[2], n[3], n[4], n[5], 0, 0, hashes, NULL, NULL) ==
+            CHECK(allocate(kv, NEW, n[0], n[1], 0, n[2], n[3], n[4], n[5], 0, 0, hashes, NULL, NULL) ==
                   SHMS_KV_EARGUMENT);
         }
     }
-    CHECK(shms_kvcache_allocate(kv, NEW, limit - 1, limit - 1, 0, limit - 1, limit - 1, 0, 0, 0, 0, hashes, NULL,
-                                NULL) == SHMS_KV_EFULL);
-    CHECK(shms_kvcache_allocate(kv, NEW, 1, 0, 0, 1, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, NEW, -1, 0, 0, 1, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 0, limit, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(allocate(kv, NEW, limit - 1, limit - 1, 0, limit - 1, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) ==
+          SHMS_KV_EFULL);
+    CHECK(allocate(kv, NEW, 1, 0, 0, 1, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(allocate(kv, NEW, -1, 0, 0, 1, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(allocate(kv, NEW, 0, 0, 0, limit, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
     kv->groups[0].param = 2;
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 9, 0, 9, 0, 0, 0, hashes, NULL, NULL) == 0 && r->n_ids == 3);
+    CHECK(allocate(kv, r, 0, 0, 0, 9, 0, 9, 0, 0, 0, hashes, NULL, NULL) == 0 && r->n_ids == 3);
     CHECK(r->settled == 1 << 20 && shms_kvcache_release(kv, r, 0) == 0);
     shms_kvcache_free(kv);
     int32_t many[16] = {0}, largest[] = {INT32_MAX};
@@ -110,15 +126,15 @@ TEST(numbers_whose_sum_overflows_are_refused) {
     for (int i = 0; i < 16; i++)
         many[i] = 1;
     int32_t full[16] = {SHMS_KV_FULL};
-    kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, -1, 0); /* 16 times 2^60 is 0 */
-    CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 0, limit - 1, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, 1 << 20, -1, 0); /* 16 times 2^60 is 0 */
+    CHECK(allocate(kv, NEW, 0, 0, 0, limit - 1, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
     shms_kvcache_free(kv);
-    kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, -1, SHMS_KV_CACHING);
+    kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, 1 << 20, -1, SHMS_KV_CACHING);
     CHECK(shms_kvcache_find(kv, r, hashes, limit - 1) == 0 &&
           shms_kvcache_find(kv, r, hashes, limit) == SHMS_KV_EARGUMENT);
     shms_kvcache_free(kv);
     /* one token for each block: as many ids as tokens, four bytes each */
-    kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, -1, SHMS_KV_CACHING);
+    kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, 1 << 20, -1, SHMS_KV_CACHING);
     const int64_t far[] = {-2,        INT64_MIN, (int64_t)INT32_MAX + 1, (int64_t)1 << 40,
                            limit - 1, limit,     ((int64_t)1 << 62) + 1, INT64_MAX};
     for (size_t i = 0; i < sizeof far / sizeof *far; i++)
@@ -131,8 +147,8 @@ TEST(numbers_whose_sum_overflows_are_refused) {
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 3, (int64_t)1 << 62, 0) == SHMS_KV_ENOHASH);
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 0, 9, 0) == SHMS_KV_ENOHASH && shms_blockpool_n_keys(pool) == 0);
     shms_kvcache_free(kv);
-    kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, -1, 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 3, 0, 3, 0, 0, 0, hashes, NULL, NULL) == 0 && r->settled == 3);
+    kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, 1 << 20, -1, 0);
+    CHECK(allocate(kv, r, 0, 0, 0, 3, 0, 3, 0, 0, 0, hashes, NULL, NULL) == 0 && r->settled == 3);
     shms_kvcache_free(kv);
     shms_hashlist_free(hashes);
     shms_blockpool_free(pool);
@@ -146,7 +162,7 @@ TEST(a_lookup_without_memory_returns_an_error) {
     struct rlimit before, tight;
     shms_kv_request request = {0}, *r = &request;
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
-    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 1, 1, INT64_MAX, -1, SHMS_KV_CACHING);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 1, 1, INT64_MAX, 1 << 20, -1, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(3, 0);
     CHECK(getrlimit(RLIMIT_AS, &before) == 0);
     tight = before;
@@ -173,7 +189,7 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
     if (flags & SHMS_KV_AHEAD)
         kinds[1] |= SHMS_KV_EAGLE;
     shms_blockpool *pool = shms_blockpool_new(30, order);
-    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, sizes[1], 90, -1, flags);
+    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, sizes[1], 90, 1 << 20, -1, flags);
     struct {
         shms_kv_request c;
         int64_t tokens, computed;
@@ -198,8 +214,8 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
                 memcpy(ids, r[i].c.ids, (size_t)r[i].c.n_ids * 4);
             }
             int64_t n = 1 + draw((uint32_t)(r[i].tokens - hit));
-            int rc = shms_kvcache_allocate(kv, &r[i].c, 0, hit, 0, n, draw(3), r[i].tokens, 0, 0, (int)draw(5) == 0,
-                                           r[i].hashes, ids, counts);
+            int rc = allocate(kv, &r[i].c, 0, hit, 0, n, draw(3), r[i].tokens, 0, 0, (int)draw(5) == 0, r[i].hashes,
+                              ids, counts);
             CHECK(rc == (r[i].c.table ? 0 : SHMS_KV_EFULL));
             r[i].computed = hit + n;
         } else if (draw(8) == 0) {
@@ -212,8 +228,8 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
                 continue;
             int64_t look = draw(3), settled = r[i].c.settled;
             int32_t n_free = shms_blockpool_n_free(pool), n_keys = shms_blockpool_n_keys(pool);
-            int rc = shms_kvcache_allocate(kv, &r[i].c, r[i].computed, r[i].computed, 0, 1, look, r[i].tokens, 0, 0, 0,
-                                           r[i].hashes, NULL, NULL);
+            int rc = allocate(kv, &r[i].c, r[i].computed, r[i].computed, 0, 1, look, r[i].tokens, 0, 0, 0, r[i].hashes,
+                              NULL, NULL);
             if (r[i].computed + 1 + look <= settled)
                 CHECK(rc == 0 && !r[i].c.n_ids && n_free == shms_blockpool_n_free(pool) &&
                       n_keys == shms_blockpool_n_keys(pool));

@@ -317,8 +317,6 @@ class Case:
         (r"blocks.*\b25 are needed and 4 there", lambda c: c.kv.cache_blocks(c.a, 100)),
         ("no blocks to cache", lambda c: c.kv.cache_blocks(c.b, 4)),
         ("num_computed_tokens", lambda c: c.kv.remove_skipped_blocks("a", -1)),
-        ("num_tokens", lambda c: c.kv.num_blocks_needed(c.a, -1)),
-        ("num_computed_tokens", lambda c: c.kv.num_blocks_needed(c.changed(num_computed_tokens=2**63), 4)),
         ("2 sequences of blocks for 1 groups", lambda c: c.kv.create_kv_cache_blocks(([], []))),
         ("another manager", lambda c: c.kv.create_kv_cache_blocks(c.found(of=c.other).blocks)),
         ("different pools", lambda c: c.found() + c.found(of=c.other)),

@@ -231,7 +231,7 @@ def scheduler_state() -> list[int]:
         Asks(BlockHashes([bytes([n]) * 32] * n).__len__, seen)
         pool = Pool(n, 0)
         Asks(lambda pool=pool: pool.n_free, seen)  # type: ignore[misc]
-        tables = Tables(pool, [(0, 16, 0, False)], 16, 16, 1 << 20, True, False)
+        tables = Tables(pool, [(0, 16, 0, False)], 16, 16, 1 << 20, 1 << 20, True, False)
         Asks(partial(tables.find, BlockHashes(), 0), seen)
         del pool, tables
     gc.collect()
