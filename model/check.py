@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MEMORY_MB = 4000
+AT_A_TIME = 2  # each may take so much memory
 DEPTH = 100_000
 TIMEOUT_S = 600
 NOT_FINISHED = ("max search depth too small", "out of memory", "memory exceeded", "Search not completed", "aborting")
@@ -209,6 +211,21 @@ def figures(output: str) -> str:
     return f"{int(states[1]) if states else 0:>10,} states {float(memory[1]) if memory else 0:6.0f} MB"
 
 
+def check(one: Run | Mutation) -> tuple[bool, str, str]:
+    """Return whether one run or mutation comes out as expected, a line about it, and the output."""
+    start = time.monotonic()
+    if isinstance(one, Run):
+        status, output = verify(one.model, one.sizes, None)
+        good = holds(status, output)
+        said = f"{'holds' if good else 'BROKEN':7} {one.name:18} {figures(output)}"
+    else:
+        run = next(run for run in RUNS if run.name == one.run)
+        _, output = verify(run.model, run.sizes, one.name)
+        good = fails(output, one.by)
+        said = f"{'fails' if good else 'HOLDS?':7} {one.name:18} in {one.run:12}"
+    return good, f"{said} {time.monotonic() - start:5.1f} s", output
+
+
 def main() -> int:
     """Run the checks that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -222,31 +239,17 @@ def main() -> int:
         if shutil.which(tool) is None:
             print(f"{tool} is missing: the models were NOT checked (Debian: apt-get install spin gcc)")
             return 3
-    wrong, began = 0, time.monotonic()
-    for run in RUNS:
-        if arguments.names and run.name not in arguments.names:
-            continue
-        start = time.monotonic()
-        status, output = verify(run.model, run.sizes, None)
-        good = holds(status, output)
-        took = time.monotonic() - start
-        print(f"{'holds' if good else 'BROKEN':7} {run.name:18} {figures(output)} {took:5.1f} s", flush=True)
-        if not good:
-            wrong += 1
-            print(output)
-    sizes = {run.name: run for run in RUNS}
+    wanted: list[Run | Mutation] = [run for run in RUNS if not arguments.names or run.name in arguments.names]
     for mutation in MUTATIONS:
-        if mutation.name not in arguments.names and (arguments.names or not (arguments.all or mutation.ci)):
-            continue
-        start = time.monotonic()
-        run = sizes[mutation.run]
-        _, output = verify(run.model, run.sizes, mutation.name)
-        good = fails(output, mutation.by)
-        took = time.monotonic() - start
-        print(f"{'fails' if good else 'HOLDS?':7} {mutation.name:18} in {mutation.run:12} {took:12.1f} s", flush=True)
-        if not good:
-            wrong += 1
-            print(output)
+        if mutation.name in arguments.names or (not arguments.names and (arguments.all or mutation.ci)):
+            wanted.append(mutation)
+    wrong, began = 0, time.monotonic()
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for good, line, output in pool.map(check, wanted):
+            print(line, flush=True)
+            if not good:
+                wrong += 1
+                print(output)
     print(f"{time.monotonic() - began:.0f} s, {wrong} wrong")
     return 1 if wrong else 0
 
