@@ -116,7 +116,6 @@ def make_weights(folder: Path, auto: Any = AutoModelForImageTextToText) -> None:
 
 TEXT: dict[str, dict[str, Any]] = {
     "full": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-    "window": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 40},
     "two groups": {
         "architectures": ["MistralForCausalLM"],
         "model_type": "mistral",

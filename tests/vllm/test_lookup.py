@@ -155,7 +155,7 @@ def random_groups(rng: random.Random, hash_block_size: int) -> list[Group]:
 def test_random_groups_find_what_vllm_finds() -> None:
     rng = random.Random(1)
     met: Counter[str] = Counter()
-    while met["look-ups"] < 3000:
+    while met["look-ups"] < 1500:
         size = rng.choice([2, 4])
         groups = random_groups(rng, size)
         try:
@@ -174,4 +174,4 @@ def test_random_groups_find_what_vllm_finds() -> None:
             met.update(case)
     wanted = {"1 kinds", "2 kinds", "3 kinds", "4 kinds", "full", "sw", "chunk", "no EAGLE"}
     wanted |= {"no full attention"} | ({"mamba", "EAGLE"} if OLD else set())
-    assert set() == {what for what in wanted if met[what] < 30}, met
+    assert set() == {what for what in wanted if met[what] < 15}, met

@@ -11,7 +11,6 @@ import pytest
 from tests.vllm.offline import Tokens, answers, offline, store
 
 KINDS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "two workers": {"tensor_parallel_size": 2},
     # The prefix cache is on, a prompt is computed in several steps, and requests push each other out.
     "tight": {

@@ -17,13 +17,10 @@ SENTENCE = "The quick brown fox jumps over the lazy dog, and what it does then n
 TIGHT = {"max_num_batched_tokens": 128, "num_gpu_blocks_override": 24, "scheduler_reserve_full_isl": False}
 NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "full": ("full", TIGHT),
-    "window": ("window", TIGHT | {"num_gpu_blocks_override": 12}),
-    "two groups": ("two groups", TIGHT),
     "two groups, two workers": ("two groups", TIGHT | {"tensor_parallel_size": 2}),
-    "two groups, no prefix cache": ("two groups", TIGHT | {"enable_prefix_caching": False}),
     "full, n-gram": ("full", NGRAM),
 }
+"""That every step is the same, in more settings, is in test_scheduler.py."""
 
 
 @pytest.fixture(scope="module")
@@ -77,4 +74,4 @@ def test_the_tokens_and_hits_are_those_of_vllm(
     assert 1 < len({token for tokens in mine["tokens"] for token in tokens})
     if settings is not NGRAM:
         assert 0 < mine["vllm:num_preemptions"]
-    assert (0 < mine["vllm:prefix_cache_hits"]) == settings.get("enable_prefix_caching", True)
+    assert 0 < mine["vllm:prefix_cache_hits"]

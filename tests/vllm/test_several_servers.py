@@ -1,4 +1,4 @@
-"""One `vllm serve` with several API servers, or with several engines: what its processes have in common."""
+"""One `vllm serve` with several API servers, and with several engines: what its processes have in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tests.vllm.server import END, Server, server
 
 IMAGES = 8
 SETTINGS = {
-    "two engines": (1, 2, ("--data-parallel-size", "2", "--api-server-count", "1")),
     "two API servers": (2, 1, ("--api-server-count", "2")),
     "two engines and two API servers": (2, 2, ("--data-parallel-size", "2")),
 }

@@ -600,7 +600,7 @@ def test_two_engines_that_are_asked_at_random_share_and_leave_nothing(host: Host
     for engine in engines:
         engine.take_images(cache=50, budget=100)
         assert ("ec_manager_config" in settings) == isinstance(engine.scheduler.encoder_cache_manager, EncoderManager)
-    for number in range(600):
+    for number in range(300):
         engine = rng.choice(engines)
         if rng.random() < 0.5:
             pictures = [rng.randrange(30) for _ in range(rng.randrange(4))]
@@ -620,6 +620,6 @@ def test_two_engines_that_are_asked_at_random_share_and_leave_nothing(host: Host
         assert {} == engine.side._held | engine.side._loads
         assert not any(held for _, held in engine.side._under_way)
     assert 0 == host.holds()
-    assert sum(engine.freed for engine in engines) > 20
-    assert sum(engine.loads for engine in engines) > 20
+    assert sum(engine.freed for engine in engines) > 10
+    assert sum(engine.loads for engine in engines) > 10
     assert not any(host.claimed(engines[0], picture) for picture in range(30))
