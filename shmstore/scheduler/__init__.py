@@ -23,13 +23,11 @@ from shmstore.scheduler.kv_cache_config import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    KVCacheTensor,
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
-    UniformTypeSpec,
 )
-from shmstore.scheduler.kv_cache_groups import make_kv_cache_config, make_kv_cache_configs, merge_specs
+from shmstore.scheduler.kv_cache_groups import make_kv_cache_config
 from shmstore.scheduler.kv_cache_manager import KVCacheManager
 from shmstore.scheduler.metrics import BlockLifetime, CachingMetrics, KVCacheMetricsCollector, PrefixCacheStats
 from shmstore.scheduler.request import Request, RequestLike
@@ -57,7 +55,6 @@ __all__ = [
     "KVCacheManager",
     "KVCacheMetricsCollector",
     "KVCacheSpec",
-    "KVCacheTensor",
     "KVEventBatch",
     "MLAAttentionSpec",
     "MambaSpec",
@@ -67,9 +64,6 @@ __all__ = [
     "RequestEncoderCacheManager",
     "RequestLike",
     "SlidingWindowSpec",
-    "UniformTypeSpec",
     "compute_encoder_budget",
     "make_kv_cache_config",
-    "make_kv_cache_configs",
-    "merge_specs",
 ]

@@ -1,27 +1,21 @@
-"""What the layers of a model keep in a KV cache, and how they share one pool of blocks."""
+"""What the layers of a model keep in a KV cache."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from math import inf, prod
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from shmstore.errors import shown
-from shmstore.scheduler.checks import TOKEN_LIMIT, check_range
+from shmstore.scheduler.checks import check_range
 
 _ITEM_SIZES = {"bfloat16": 2, "float": 4} | dict.fromkeys(
     ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "fp8", "fp8_e4m3", "fp8_e5m2"), 1
 )
-
-MLA_TOKEN_BYTES = {
-    "fp8_ds_mla": 512 + 4 * 4 + 64 * 2,  # 512 of float8, 4 scales of float32, 64 of bfloat16 for the position
-    "nvfp4_ds_mla": 352,
-}
-"""Bytes of a token in MLA's packed formats."""
 
 
 def item_size(dtype: Any, name: str = "dtype") -> int:
@@ -38,12 +32,8 @@ def item_size(dtype: Any, name: str = "dtype") -> int:
     return size
 
 
-def _blocks(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
-
-
 @dataclass(frozen=True)
-class KVCacheSpec:
+class KVCacheSpec(ABC):
     """What one layer keeps in the cache; layers with equal specs can share a group."""
 
     kind: ClassVar[str] = "unknown"
@@ -62,23 +52,9 @@ class KVCacheSpec:
                 check_range(0 if each.default == 0 else 1, **{each.name: getattr(self, each.name)})
 
     @property
+    @abstractmethod
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer."""
-        raise NotImplementedError
-
-    @property
-    def first(self) -> KVCacheSpec:
-        """The spec from which a group's block tables follow: this one, or the first of several."""
-        return self
-
-    @property
-    def type_key(self) -> Hashable:
-        """What decides which blocks a request needs; layers with equal keys can share a block table."""
-        return self
-
-    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
-        """Return how many blocks a request of `num_tokens` holds at most at a time; see `KVCacheConfig`."""
-        return _blocks(num_tokens, self.block_size)
 
 
 @dataclass(frozen=True)
@@ -100,11 +76,6 @@ class AttentionSpec(KVCacheSpec):
         """Bytes of one block of one layer: keys and values."""
         return 2 * self.block_size * self.num_kv_heads * self.head_size * item_size(self.dtype)
 
-    @property
-    def type_key(self) -> Hashable:
-        """What its block tables depend on."""
-        return self.table, self.block_size, getattr(self, self.table_field, None)
-
 
 @dataclass(frozen=True)
 class FullAttentionSpec(AttentionSpec):
@@ -115,8 +86,6 @@ class FullAttentionSpec(AttentionSpec):
 
     sliding_window: int | None = None
     """A window that the layer has; it is recorded and not used."""
-    attention_chunk_size: int | None = None
-    """A chunk size that the layer has; it is recorded and not used."""
 
 
 @dataclass(frozen=True)
@@ -125,19 +94,9 @@ class MLAAttentionSpec(FullAttentionSpec):
 
     kind = "mla_attention"
 
-    cache_dtype: str | None = None
-    """A format whose tokens have a size of their own, of `MLA_TOKEN_BYTES`; None: `head_size` elements of `dtype`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cache_dtype is not None and self.cache_dtype not in MLA_TOKEN_BYTES:
-            raise ValueError(f"cache_dtype must be one of {list(MLA_TOKEN_BYTES)}, not {shown(self.cache_dtype)}")
-
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer: one vector for keys and values."""
-        if self.cache_dtype is not None:
-            return self.block_size * self.num_kv_heads * MLA_TOKEN_BYTES[self.cache_dtype]
         return super().page_size_bytes // 2
 
 
@@ -151,10 +110,6 @@ class SlidingWindowSpec(AttentionSpec):
 
     sliding_window: int
 
-    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
-        """Return the blocks of the window and of what is in flight, and one because they may begin within a block."""
-        return _blocks(min(self.sliding_window - 1 + in_flight_tokens, num_tokens), self.block_size) + 1
-
 
 @dataclass(frozen=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
@@ -165,11 +120,6 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
     table_field = "attention_chunk_size"
 
     attention_chunk_size: int
-
-    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
-        """Return the blocks of a chunk and of what is in flight, and one if chunks may begin within a block."""
-        within = self.attention_chunk_size % self.block_size > 0
-        return _blocks(min(self.attention_chunk_size + in_flight_tokens, num_tokens), self.block_size) + within
 
 
 @dataclass(frozen=True)
@@ -184,8 +134,6 @@ class MambaSpec(KVCacheSpec):
     dtypes: tuple[Any, ...]
     num_speculative_blocks: int = 0
     """Blocks kept ready for speculative tokens."""
-    page_size_padded: int | None = None
-    """Bytes of a page with its padding; None: no padding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,21 +146,11 @@ class MambaSpec(KVCacheSpec):
             raise ValueError(f"shapes must name at least one state, none of them empty: {self.shapes}")
         for dtype in self.dtypes:
             item_size(dtype, "dtypes")
-        if self.page_size_padded is not None:
-            check_range(self._state_bytes, page_size_padded=self.page_size_padded)
-
-    @property
-    def _state_bytes(self) -> int:
-        return sum(prod(shape) * item_size(dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one block of one layer: all its states, and the padding."""
-        return self._state_bytes if self.page_size_padded is None else self.page_size_padded
-
-    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
-        """Return the blocks of the tokens, and the speculative ones."""
-        return _blocks(num_tokens, self.block_size) + self.num_speculative_blocks
+        """Bytes of one block of one layer: all its states."""
+        return sum(prod(shape) * item_size(dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
 
 
 @dataclass(frozen=True)
@@ -221,45 +159,6 @@ class CrossAttentionSpec(AttentionSpec):
 
     kind = "cross_attention"
     table = "cross"
-
-    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
-        """Return the blocks of the encoder's tokens."""
-        return _blocks(encoder_tokens, self.block_size)
-
-
-@dataclass(frozen=True)
-class UniformTypeSpec(KVCacheSpec):
-    """Layers of one type that differ in what a token takes: they share block tables, and have pages of their own."""
-
-    layers: Mapping[str, KVCacheSpec] = field(hash=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "layers", dict(self.layers))
-        types = {spec.type_key for spec in self.layers.values()}
-        if len(types) != 1 or self.first.block_size != self.block_size:
-            raise ValueError(
-                f"layers must have one type and blocks of {self.block_size} tokens, not {shown(self.layers)}"
-            )
-
-    @property
-    def first(self) -> KVCacheSpec:
-        """The first layer's spec; a block table follows from any layer's."""
-        return next(iter(self.layers.values()))
-
-    @property
-    def page_size_bytes(self) -> int:
-        """Bytes of one block of all these layers."""
-        return sum(spec.page_size_bytes for spec in self.layers.values())
-
-    @property
-    def type_key(self) -> Hashable:
-        """That of each layer."""
-        return self.first.type_key
-
-    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
-        """Return what each layer's spec returns."""
-        return self.first.max_blocks(num_tokens, in_flight_tokens, encoder_tokens)
 
 
 @dataclass(frozen=True)
@@ -274,60 +173,10 @@ class KVCacheGroupSpec:
 
 
 @dataclass(frozen=True)
-class KVCacheTensor:
-    """One buffer of a worker: the pages of all blocks, for one layer of each group."""
-
-    size: int
-    """Bytes: the page times the number of blocks."""
-    shared_by: Sequence[str]
-    """The layers that use it. They are of different groups, and a block belongs to one group at a time."""
-
-
-@dataclass(frozen=True)
 class KVCacheConfig:
-    """A pool of blocks and the groups of layers that use it.
-
-    The questions are about requests of `num_tokens` or `max_model_len` tokens. `max_in_flight_tokens` are the tokens of
-    a request that are scheduled and not computed yet, in all steps that run at a time, with speculative ones: windows
-    and chunks hold their blocks. None: all tokens. `max_encoder_tokens` are for cross attention. With context
-    parallelism, give one rank's share of the tokens. ValueError for numbers out of range.
-    """
+    """A pool of blocks and the groups of layers that use it."""
 
     num_blocks: int
     """Blocks in the pool, including the null block."""
     kv_cache_groups: Sequence[KVCacheGroupSpec]
     """The groups; a group's id is its index here."""
-    kv_cache_tensors: Sequence[KVCacheTensor] = ()
-
-    def blocks_per_request(
-        self, num_tokens: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0
-    ) -> int:
-        """Return how many blocks of the pool a request of so many tokens holds at most at a time, in all groups."""
-        in_flight = num_tokens if max_in_flight_tokens is None else max_in_flight_tokens
-        check_range(1, TOKEN_LIMIT, num_tokens=num_tokens, max_in_flight_tokens=in_flight)
-        check_range(0, TOKEN_LIMIT, max_encoder_tokens=max_encoder_tokens)
-        return sum(
-            group.kv_cache_spec.max_blocks(num_tokens, in_flight, max_encoder_tokens) for group in self.kv_cache_groups
-        )
-
-    def estimate_max_model_len(
-        self, max_model_len: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0
-    ) -> int:
-        """Return the tokens of the longest request, up to `max_model_len`, that fits into the pool; 0 if none fits."""
-        check_range(1, TOKEN_LIMIT, max_model_len=max_model_len)
-        return bisect_right(
-            range(1, max_model_len + 1),
-            self.num_blocks - 1,  # not the null block
-            key=lambda num_tokens: self.blocks_per_request(
-                num_tokens, max_in_flight_tokens=max_in_flight_tokens, max_encoder_tokens=max_encoder_tokens
-            ),
-        )
-
-    def max_concurrency(
-        self, max_model_len: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0
-    ) -> float:
-        """Return how many requests of `max_model_len` tokens fit into the pool; infinity without layers."""
-        blocks = self.blocks_per_request(
-            max_model_len, max_in_flight_tokens=max_in_flight_tokens, max_encoder_tokens=max_encoder_tokens
-        )
-        return (self.num_blocks - 1) / blocks if blocks else inf

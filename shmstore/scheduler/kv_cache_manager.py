@@ -137,7 +137,7 @@ class KVCacheManager:
         check_range(0, TOKEN_LIMIT, max_in_flight_tokens=max_in_flight_tokens)
         if not 0 <= watermark <= 1:
             raise ValueError(f"watermark is a share of the blocks, 0 to 1, not {shown(watermark)}")
-        specs = [getattr(group.kv_cache_spec, "first", group.kv_cache_spec) for group in groups]
+        specs = [group.kv_cache_spec for group in groups]
         kinds = [_kind_and_parameter(spec) for spec in specs]
         ranks = dcp_world_size * pcp_world_size
         if ranks > 1 and (len(specs) > 1 or not isinstance(specs[0], FullAttentionSpec)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,15 @@ import pytest
 import torch
 
 from shmstore.scheduler import (
+    BlockHasher,
     FullAttentionSpec,
+    KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheManager,
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    Request,
     SlidingWindowSpec,
     make_kv_cache_config,
 )
@@ -36,8 +39,6 @@ def test_pages_are_keys_and_values_of_a_block(dtype: Any) -> None:
     assert 2 * 16 * 4 * 8 * itemsize == FullAttentionSpec(16, 4, 8, dtype).page_size_bytes
     assert 16 * 4 * 8 * itemsize == MLAAttentionSpec(16, 4, 8, dtype).page_size_bytes
     assert 2 * 16 * 4 * 8 * itemsize == SlidingWindowSpec(16, 4, 8, dtype, 32).page_size_bytes
-    assert 16 * 656 == MLAAttentionSpec(16, 1, 576, "uint8", cache_dtype="fp8_ds_mla").page_size_bytes
-    assert 16 * 352 == MLAAttentionSpec(16, 1, 576, "uint8", cache_dtype="nvfp4_ds_mla").page_size_bytes
     assert (3 * 5 * 2 + 7 * 4) == MambaSpec(16, ((3, 5), (7,)), (dtype, "float32")).page_size_bytes
 
 
@@ -90,24 +91,41 @@ def test_pages_are_made_equal_by_larger_blocks() -> None:
     assert 100 == config.num_blocks
 
 
-def test_a_mamba_page_is_padded_because_it_does_not_grow_with_its_block() -> None:
+def test_layers_of_one_kind_and_another_shape_are_groups_of_their_own() -> None:
+    config = make_kv_cache_config({"a": full(16, heads=2), "b": full(16, heads=4)}, 10 * full().page_size_bytes)
+    assert [full(32, heads=2), full(16, heads=4)] == [group.kv_cache_spec for group in config.kv_cache_groups]
+    assert 10 == config.num_blocks
+
+
+def test_full_attention_with_blocks_of_several_sizes_is_one_group_of_the_largest() -> None:
+    config = make_kv_cache_config({"a": full(8, window=5), "b": full(16)}, 1 << 20)
+    assert [full(16, window=5)] == [group.kv_cache_spec for group in config.kv_cache_groups]
+
+
+def test_a_mamba_page_that_does_not_fit_the_others_is_refused() -> None:
     small = MambaSpec(16, ((8,),), ("float16",))
-    page = full().page_size_bytes
-    config = make_kv_cache_config({"m": small, "f": full()}, 1 << 20)
-    assert [replace(small, page_size_padded=page), full()] == [group.kv_cache_spec for group in config.kv_cache_groups]
-    assert page == config.kv_cache_groups[0].kv_cache_spec.page_size_bytes
-    already = replace(small, page_size_padded=2 * page)
-    config = make_kv_cache_config({"m": already, "f": full()}, 1 << 20)
-    assert [already, full(32)] == [group.kv_cache_spec for group in config.kv_cache_groups]
-
-
-def test_a_large_mamba_page_grows_to_blocks_of_the_attention() -> None:
-    page = full().page_size_bytes
-    large = MambaSpec(16, ((2 * page + 1,),), ("uint8",))
-    config = make_kv_cache_config({"m": large, "f": full()}, 1 << 20)
-    assert [replace(large, page_size_padded=3 * page), full(48)] == [g.kv_cache_spec for g in config.kv_cache_groups]
+    with pytest.raises(ValueError, match="no block size"):
+        make_kv_cache_config({"m": small, "f": full()}, 1 << 20)
 
 
 def test_one_group_with_all_layers_divides_the_memory_by_all_of_them() -> None:
     page = full().page_size_bytes
     assert [0, 1, 1, 2] == [make_kv_cache_config(layers(a=(4, full())), n * page).num_blocks for n in (3, 4, 7, 8)]
+
+
+def test_a_model_without_layers_has_a_configuration_that_works() -> None:
+    config = make_kv_cache_config({}, 0)
+    assert KVCacheConfig(1, []) == config
+    manager = KVCacheManager(config, 64, 4, log_stats=True)
+    requests = [Request(f"r{i}", range(9), block_hasher=BlockHasher(4)) for i in range(200)]
+    for request in requests:
+        assert (manager.empty_kv_cache_blocks, 0) == manager.get_computed_blocks(request)
+        for new in (9, 1):
+            assert manager.allocate_slots(request, new) is manager.empty_kv_cache_blocks
+            request.num_computed_tokens += new
+        manager.cache_blocks(request, 8)
+        manager.check_valid()
+    assert ((), [], 0.0) == (manager.get_block_ids("r7"), manager.get_num_common_prefix_blocks("r7"), manager.usage)
+    for request in requests:
+        manager.free(request)
+    manager.check_valid()
