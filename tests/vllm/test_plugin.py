@@ -7,7 +7,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import weakref
 from collections.abc import Iterator
@@ -602,18 +601,6 @@ def test_the_next_api_server_has_the_items_and_their_updates(named: str) -> None
         assert plain(prompt_updates()) == plain(updates)
         assert same(item(*FIELDS), received(ReceiverCache(None, None), sent))
     second.close()
-
-
-def test_what_a_killed_server_left_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(STORE, raising=False)
-    before = set(segments())
-    if (child := os.fork()) == 0:
-        kept = SenderCache(config())
-        os.kill(os.getpid() if kept.writer.name in segments() else 0, signal.SIGKILL)
-    os.waitpid(child, 0)
-    (left,) = (name for name in set(segments()) - before if f"-{child}-" in name)
-    SenderCache(config()).close()
-    assert left not in segments()
 
 
 def test_what_came_along_is_not_cleared_before_the_first_request(named: str, desk: Desk) -> None:
