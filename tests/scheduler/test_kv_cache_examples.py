@@ -48,23 +48,8 @@ def test_full_attention_and_a_window_of_8() -> None:
     [
         # each type leaves a block out
         ([("full", 4), ("sw", 4, 5)], {"use_eagle": True}, [], (([1, 2, 3, 4], [0, 0, 0, 11]), 16)),
-        # groups of a draft model leave out one block between them
-        ([("full", 4), ("sw", 4, 5)], {"marked": [0, 1]}, [], (([1, 2, 3, 4, 5], [0, 0, 0, 0, 12]), 20)),
-        # the largest block that a draft model leaves out is the gap
-        ([("full", 8), ("sw", 4, 9)], {"marked": [0]}, [], (([1, 2], [0, 0, 7, 8]), 16)),
-        ([("full", 8), ("sw", 4, 9)], {"marked": [1]}, [], (([1, 2], [0, 0, 7, 8]), 16)),
-        ([("full", 8), ("sw", 4, 9)], {}, [], (([1, 2, 3], [0, 0, 0, 0, 9, 10]), 24)),
         # a state of Mamba is whole, and nothing of it is left out
         ([("mamba", 4)], {"use_eagle": True}, [], (([0, 0, 0, 0, 0, 6],), 24)),
-        # a state counts only where a block of the other group ends
-        ([("full", 8), ("mamba", 4)], {}, [10], (([1, 2], [0, 0, 0, 8]), 16)),
-        # each kind may shorten the prefix, and the others are asked again
-        (
-            [("sw", 4, 5), ("full", 4), ("mamba", 4), ("sw", 4, 9), ("full", 4)],
-            {},
-            [20, 5, 24],
-            (([0, 2], [8, 9], [0, 16], [22, 23], [29, 30]), 8),
-        ),
     ],
 )
 def test_what_is_found_of_25_tokens(groups: Any, options: dict[str, Any], evicted: list[int], want: Any) -> None:
