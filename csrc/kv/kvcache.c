@@ -638,19 +638,15 @@ int shms_kvcache_skip(shms_kvcache *kv, shms_kv_request *r, int64_t passed) {
     return 0;
 }
 
-int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r, int keep) {
-    int rc;
+int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r) {
     if (r->table == 0)
         return 0;
     if (!is_live(kv, r->table))
         return SHMS_KV_EARGUMENT;
-    if (keep && (rc = shms_kvcache_table(kv, r)))
-        return rc;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         shms_kv_table *t = tables_of(kv, r->table) + g;
         kv->groups[g].n_holders -= t->len > 0;
-        if (!keep)
-            shms_blockpool_put(kv->pool, t->ids.at + t->nulls, t->len - t->nulls, 1); /* cannot refuse: fact 3 */
+        shms_blockpool_put(kv->pool, t->ids.at + t->nulls, t->len - t->nulls, 1); /* cannot refuse: fact 3 */
         free(t->ids.at);
         *t = (shms_kv_table){0};
     }

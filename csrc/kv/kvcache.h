@@ -80,9 +80,8 @@ int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *request, const shms_ha
 /* Gives the blocks of the first n_tokens their keys. NOHASH, KEYED, SHORT. */
 int shms_kvcache_skip(shms_kvcache *kv, shms_kv_request *request, int64_t passed);
 /* Gives back what windows need no more after `passed` tokens. ARGUMENT. */
-int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *request, int keep);
-/* Frees the tables, last block first, and resets the record. keep: the caller takes over the references of the blocks,
- * with which it answers. Does nothing for a request without tables. MEMORY, only with keep. */
+int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *request);
+/* Frees the tables, last block first, and resets the record. Does nothing for a request without tables. */
 int64_t shms_kvcache_cached(shms_kvcache *kv, const shms_kv_request *request);
 /* Returns the number of leading tokens whose blocks have been given keys in all groups. */
 int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *request); /* answers with the request's tables */

@@ -133,21 +133,18 @@ class Tables:
 
     def pop(self, request_id: str) -> bytes:
         """Drop the request's tables, and return the blocks of all groups with their references."""
-        if request_id not in self:
-            return b""
-        self._answer = self._requests[request_id]
-        self.release(request_id, keep=True)
-        return self.ids()
+        ids, _ = self.table(request_id)
+        self._pool.touch(ids)
+        self.release(request_id)
+        return ids
 
-    def release(self, request_id: str, keep: bool = False) -> None:
-        """Drop the request's tables, if it has any, and their references unless `keep`."""
+    def release(self, request_id: str) -> None:
+        """Drop the request's tables, if it has any, and their references."""
         record = self._requests.get(request_id)
         if record is None:
             return
         self.settled.pop(request_id, None)
-        rc = _release(self._c, record, keep)
-        if rc:
-            raise refusal(rc)
+        check(_release(self._c, record))
         self._requests.pop(request_id, None)
 
     def cached(self, request_id: str) -> int:

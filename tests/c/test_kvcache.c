@@ -119,7 +119,7 @@ TEST(numbers_whose_sum_overflows_are_refused) {
     CHECK(allocate(kv, NEW, 0, 0, 0, limit, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
     kv->groups[0].param = 2;
     CHECK(allocate(kv, r, 0, 0, 0, 9, 0, 9, 0, 0, 0, hashes, NULL, NULL) == 0 && r->n_ids == 3);
-    CHECK(r->settled == 1 << 20 && shms_kvcache_release(kv, r, 0) == 0);
+    CHECK(r->settled == 1 << 20 && shms_kvcache_release(kv, r) == 0);
     shms_kvcache_free(kv);
     int32_t many[16] = {0}, largest[] = {INT32_MAX};
     int64_t none[16] = {0};
@@ -219,7 +219,7 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
             CHECK(rc == (r[i].c.table ? 0 : SHMS_KV_EFULL));
             r[i].computed = hit + n;
         } else if (draw(8) == 0) {
-            CHECK(shms_kvcache_release(kv, &r[i].c, 0) == 0);
+            CHECK(shms_kvcache_release(kv, &r[i].c) == 0);
         } else {
             if (r[i].computed == r[i].tokens && r[i].tokens < 80)
                 r[i].tokens++;
@@ -239,7 +239,7 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
         CHECK(shms_kvcache_valid(kv) == 0);
     }
     for (int i = 0; i < REQUESTS; i++) {
-        CHECK(shms_kvcache_release(kv, &r[i].c, 0) == 0);
+        CHECK(shms_kvcache_release(kv, &r[i].c) == 0);
         shms_hashlist_free(r[i].hashes);
     }
     CHECK(shms_blockpool_n_free(pool) == 29 && shms_kvcache_valid(kv) == 0);
