@@ -249,6 +249,11 @@ def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:
     error, path = another_user(name), path_of(name)
     with suppress(OSError):  # it has gone meanwhile
         seen = os.lstat(path)
+        if seen.st_uid == os.geteuid() and not seen.st_mode & 0o077:
+            return ForeignStoreError(
+                f"store {shown(name)} belongs to this user, {seen.st_uid}, and allow_uid names another",
+                hint="omit allow_uid, or pass the name of that user's store",
+            )
         if seen.st_uid == os.geteuid():
             error = ForeignStoreError(
                 f"store {shown(name)} has mode {stat.S_IMODE(seen.st_mode):04o}: others than its owner may open it",

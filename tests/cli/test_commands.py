@@ -226,6 +226,11 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
     assert (1, True) == (ran.status, "shmstore ls" in ran.err), ran
 
 
+def test_ls_says_where_it_found_nothing_that_this_user_may_read(tmp_path: Path) -> None:
+    ran = piped("ls", "--dir", str(tmp_path))
+    assert (0, True, True) == (ran.status, str(tmp_path) in ran.out, "this user may read" in ran.out)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which root alone may")
 @pytest.mark.parametrize("prefix", ["", "shmstore-"])
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o666])

@@ -303,6 +303,13 @@ def test_a_store_that_others_may_open_is_not_adopted_unasked(planted: Path, mode
         assert 1 == inspector.facts().n_readers
 
 
+def test_a_store_of_ones_own_is_not_another_user_s(planted: Path) -> None:
+    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
+        with raises(errors.ForeignStoreError, [f"this user, {os.geteuid()}"], ["omit allow_uid"]) as refused:
+            call(planted.name, allow_uid=os.geteuid() + 1)
+        assert "chmod" not in refused.value.hint
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
 def test_another_user_s_store_is_adopted_only_if_that_user_is_named(planted: Path) -> None:
     os.chown(planted, NOBODY, NOBODY)

@@ -8,6 +8,7 @@ from shmstore.cli.commands.tables import make_console, make_fitting_table
 from shmstore.files import another_user
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import find_segments
+from shmstore.places import folder_of
 
 
 def owner(info: SegmentInfo) -> str:
@@ -51,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"ok": not damaged, "segments": segments})
     elif not segments:
-        print("no stores on this host")
+        print(f"no stores in {folder_of(arguments.dir)}, of those whose files this user may read")
     else:
         console = make_console()
         columns = ("name", "owner", "size", "memory", "used", "objects", "readers", "age", "hit ratio", "state")
