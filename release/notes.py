@@ -2,10 +2,8 @@
 
 import re
 import sys
-import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from release.version import ROOT, version_in
 
 
 def notes(version: str) -> str:
@@ -13,7 +11,7 @@ def notes(version: str) -> str:
 
     SystemExit if it is not the version of the package, or if CHANGELOG.md has no such section with a date.
     """
-    ours = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    ours = version_in("pyproject.toml")
     if version != ours:
         sys.exit(f"the tag is for {version}, and pyproject.toml has {ours}")
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

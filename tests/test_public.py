@@ -7,9 +7,9 @@ import argparse
 import dataclasses
 import inspect
 import re
+import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import shmstore
+from release.version import PLACES, version_in, write
 from shmstore.cli.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -105,22 +106,25 @@ def test_a_change_of_a_signature_is_seen() -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    """Its place is pyproject.toml; a release changes all of these."""
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     command = [sys.executable, "-m", "shmstore", "--version"]
-
-    def said(file: str, pattern: str) -> str:
-        found = re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), flags=re.M)
-        return found[1] if found else f"{file} has none"
-
-    assert {version} == {
-        shmstore.__version__,
+    assert {shmstore.__version__} == {
         metadata.version("shmstore"),
         subprocess.run(command, capture_output=True, text=True, check=True).stdout.removeprefix("shmstore ").strip(),
-        said("csrc/store/shmstore.h", r'^#define SHMSTORE_VERSION "(.+)"'),
-        said("CITATION.cff", r"^version: (.+)"),
-        said("CHANGELOG.md", r"^## \[(.+?)\]"),
+        *(version_in(name) for name in PLACES if (ROOT / name).exists()),  # not where it is installed
     }
+
+
+@pytest.mark.checkout
+def test_one_command_writes_the_version_of_a_release(tmp_path: Path) -> None:
+    for name in PLACES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    write("3.4.5", "2030-01-02", tmp_path)
+    assert {"3.4.5"} == {version_in(name, tmp_path) for name in PLACES}
+    assert "## [3.4.5] - 2030-01-02" in (tmp_path / "CHANGELOG.md").read_text()
+    for name in PLACES:  # nothing else has changed
+        before, after = ((root / name).read_text().splitlines() for root in (ROOT, tmp_path))
+        assert 1 == sum(one != other for one, other in zip(before, after, strict=True)), name
 
 
 if __name__ == "__main__":

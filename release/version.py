@@ -1,0 +1,48 @@
+"""What a release says of itself; `python -m release.version 0.1.0` writes the version everywhere, and the day."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACES = {
+    "pyproject.toml": r'^version = "(.+)"',
+    "shmstore/__init__.py": r'^__version__ = "(.+)"',
+    "csrc/store/shmstore.h": r'^#define SHMSTORE_VERSION "(.+)"',
+    "CITATION.cff": r"^version: (.+)",
+    "CHANGELOG.md": r"^## \[(.+?)\]",
+}
+"""Each file, and what stands before and after the version in it: the first of its kind."""
+
+
+def version_in(name: str, root: Path = ROOT) -> str:
+    """Return the version in one of the `PLACES`; SystemExit if there is none."""
+    found = re.search(PLACES[name], (root / name).read_text(encoding="utf-8"), re.M)
+    return found[1] if found else sys.exit(f"{name} has no line like {PLACES[name]}")
+
+
+def write(version: str, date: str, root: Path = ROOT) -> None:
+    """Write a version into all `PLACES`, and the date of its section."""
+    for name, pattern in PLACES.items():
+        path, before = root / name, version_in(name, root)
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(pattern, lambda line, old=before: line[0].replace(old, version), text, count=1, flags=re.M)
+        path.write_text(text, encoding="utf-8")
+    path = root / "CHANGELOG.md"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r"^(## \[.+?\] - ).+", rf"\g<1>{date}", text, count=1, flags=re.M), encoding="utf-8")
+
+
+def name_source(folder: Path, url: str) -> None:
+    """Write into a tree where its source is, for an index: the project's links, and the README's made absolute."""
+    at = f"{url}/blob/v{version_in('pyproject.toml', folder)}"
+    readme = folder / "README.md"
+    readme.write_text(re.sub(r"\]\((?![a-z]+:|#)", f"]({at}/", readme.read_text(encoding="utf-8")), encoding="utf-8")
+    links = {"Source": url, "Issues": f"{url}/issues", "Changelog": f"{at}/CHANGELOG.md"}
+    with (folder / "pyproject.toml").open("a", encoding="utf-8") as file:
+        file.write("\n[project.urls]\n" + "".join(f'{name} = "{link}"\n' for name, link in links.items()))
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], time.strftime("%Y-%m-%d", time.gmtime()))
