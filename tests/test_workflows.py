@@ -7,11 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+
+from release.version import version_in
 
 pytestmark = pytest.mark.checkout
 
@@ -51,15 +55,10 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def version() -> str:
-    found = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
-    assert found
-    return found[1]
-
-
-def run(command: str, folder: Path, tag: str = f"v{version()}") -> subprocess.CompletedProcess[str]:
+def run(command: str, folder: Path, tag: str = f"v{version_in('pyproject.toml')}") -> subprocess.CompletedProcess[str]:
     """Run a step as GitHub does."""
-    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "GITHUB_REF_NAME": tag}
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "GITHUB_REF_NAME": tag, "PIP_EXTRA_INDEX_URL": ""}
     script = ["bash", "-e", "-o", "pipefail", "-c", command]
     return subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -68,10 +67,16 @@ def commands(name: str, job: str) -> list[str]:
     return [command for *of, command in COMMANDS if of == [name, job]]
 
 
-def test_actions_are_pinned_to_a_version() -> None:
+def test_actions_are_pinned_to_a_commit() -> None:
     used = [step["uses"] for what in JOBS.values() for step in what["steps"] if "uses" in step]
     assert len(used) > 10
-    assert [] == [action for action in used if not re.fullmatch(r"[\w.-]+/[\w.-]+@v\d+\.\d+\.\d+", action)]
+    assert [] == [action for action in used if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action)]
+
+
+def test_no_job_runs_for_hours_and_no_two_runs_of_a_workflow_meet() -> None:
+    assert [] == [job for job, what in JOBS.items() if not 0 < what.get("timeout-minutes", 0) <= 90]
+    assert [] == [name for name, flow in WORKFLOWS.items() if not flow.get("concurrency", {}).get("group")]
+    assert not WORKFLOWS["release"]["concurrency"].get("cancel-in-progress")
 
 
 def test_a_job_may_write_only_what_it_is_for() -> None:
@@ -89,13 +94,35 @@ def test_a_job_may_write_only_what_it_is_for() -> None:
 
 def test_nothing_is_published_that_was_not_tried() -> None:
     jobs: dict[str, Any] = WORKFLOWS["release"]["jobs"]
-    assert "build" == jobs["test"]["needs"]
+    assert ["build"] * 2 == [jobs[name]["needs"] for name in ("test", "free-threaded")], "it looks at the tag first"
     assert {"build", "test", "free-threaded"} == set(jobs["publish"]["needs"])
     assert "needs.test.result == 'success'" in jobs["publish"]["if"]
     assert {"publish"} == {jobs[name]["needs"] for name in ("github", "docs")}
     *_, upload = jobs["free-threaded"]["steps"]
     assert "make test-dist" in jobs["free-threaded"]["steps"][-2]["run"]
-    assert "dist-free-threaded" == upload["with"]["name"]
+    assert {"name": "dist-free-threaded", "path": "dist/*-cp314t-*_x86_64.whl"} == upload["with"]
+    assert jobs["free-threaded"]["runs-on"] == jobs["build"]["runs-on"] == "ubuntu-24.04", "which is x86_64"
+
+
+def test_a_release_says_where_its_source_is_and_can_be_run_again() -> None:
+    assert WORKFLOWS["release"]["env"]["SHMSTORE_URL"].endswith("${{ github.repository }}")
+    assert WORKFLOWS["release"]["jobs"]["publish"]["steps"][-1]["with"]["skip-existing"]
+
+
+def test_a_job_that_needs_torch_asks_an_index_that_has_it_for_cpus() -> None:
+    assert {"ci", "release"} == {name for name, flow in WORKFLOWS.items() if "vars.TORCH_INDEX" in str(flow.get("env"))}
+    (command,) = commands("ci", "run")
+    assert 'PIP_EXTRA_INDEX_URL="$PIP_EXTRA_INDEX_URL"' in command, "sudo drops the environment"
+
+
+def test_the_tools_of_development_can_be_installed_on_every_python_that_is_tested() -> None:
+    """mooncake has no wheel for 3.14, on which `[dev]` is installed to run the suite."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (mooncake,) = (Requirement(line) for line in extras["dev"] if line.startswith("mooncake"))
+    assert mooncake.marker
+    machine = {"platform_machine": "x86_64"}
+    assert mooncake.marker.evaluate({**machine, "python_version": "3.13"})
+    assert not mooncake.marker.evaluate({**machine, "python_version": "3.14"})
 
 
 @pytest.mark.parametrize(("name", "job", "command"), [one for one in COMMANDS if one[0] != "engines"], ids=str)
