@@ -1,5 +1,6 @@
 """Build script: what is declarative is in pyproject.toml, and csrc/build_ffi.py says what the extension is made of."""
 
+import re
 import shutil
 import sysconfig
 from glob import glob
@@ -18,6 +19,11 @@ Cflags: -I${{prefix}}/include
 Libs: -L${{prefix}}/lib -Wl,-rpath,${{prefix}}/lib -lshmstore
 Libs.private: -pthread -lrt
 """
+
+
+def interface(version: str) -> str:
+    """Return the version that the C interface holds for: the first two numbers, also of 0.1.0.post1 and 0.2.dev3."""
+    return re.match(r"\d+\.\d+", version)[0]
 
 
 class BuildLibrary(build_clib):
@@ -46,7 +52,7 @@ class BuildLibrary(build_clib):
             folder.mkdir(parents=True, exist_ok=True)
         shutil.copy("csrc/store/shmstore.h", include)
         shutil.copy(Path(self.build_clib, "libshmstore.a"), lib)
-        soname = f"libshmstore.so.{version.rpartition('.')[0]}"
+        soname = f"libshmstore.so.{interface(version)}"
         objects = self.compiler.object_filenames(library["sources"], output_dir=self.build_temp)
         flags = [f"-Wl,-soname,{soname}", "-pthread", "-lrt"]
         self.compiler.link_shared_object(objects, str(lib / soname), extra_postargs=flags)

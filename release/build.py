@@ -2,7 +2,8 @@
 
 `make dist` runs it with the tools it needs. Each artefact is built twice, in folders of different names, and must have
 the same bytes. zig is the compiler: it links with the symbols of an old glibc, and for the other processor too. It
-needs the interpreter's Python.h and git, and writes into dist/.
+needs the interpreter's Python.h and git, and writes into dist/. Of the environment it takes SHMSTORE_URL, the address
+of the repository: without it an index shows no links of the project, and those of the README lead nowhere.
 """
 
 import gzip
@@ -21,7 +22,8 @@ from tempfile import TemporaryDirectory
 
 from elftools.elf.elffile import ELFFile  # auditwheel needs it, too
 
-ROOT = Path(__file__).resolve().parent.parent
+from release.version import ROOT, name_source
+
 DIST = ROOT / "dist"
 PROCESSORS = ("x86_64", "aarch64")
 GLIBC = (2, 28)
@@ -46,10 +48,12 @@ def run(*command: str | Path, folder: Path = ROOT, **environment: str) -> str:
 
 
 def unpack_commit(folder: Path) -> None:
-    """Put the files of the last commit into a folder."""
+    """Put the files of the last commit into a folder; they name the repository that `SHMSTORE_URL` says, if it does."""
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
+    if url := os.environ.get("SHMSTORE_URL"):
+        name_source(folder, url)
 
 
 def without_times(path: Path, epoch: int) -> None:

@@ -7,16 +7,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from release.build import DIST, GLIBC, ROOT, run, unpack_commit
+from release.build import DIST, GLIBC, ROOT, run
+from release.version import version_in
 
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+VERSION = version_in("pyproject.toml")
 PINS = ("-c", ROOT / "constraints.txt")
 MACHINE = os.uname().machine
 PART = ("tests/store/test_api.py", "tests/test_refs.py")
@@ -102,22 +103,23 @@ def try_base(wheel: Path, interpreter: str, folder: Path) -> None:
     run(python, ROOT / "tests" / "without_torch.py", folder=folder)
 
 
-def try_torch(wheel: Path, folder: Path, whole: bool) -> None:
-    """Try the extra `torch`, then the suite in the same environment, with a copy of all but the package."""
+def try_torch(wheel: Path, sdist: Path, folder: Path, whole: bool) -> None:
+    """Try the extra `torch`, then the suite of the sdist in the same environment, without the package beside it."""
     with said("[torch]: a tensor"):
         python = empty(folder, sys.executable, f"{wheel}[torch]")
         run(python, "-c", TENSORS, folder=folder)
     with said("the suite" if whole else f"a part of the suite: {' '.join(PART)}"):
         run(python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *PINS, f"{wheel}[dev]")
-        copy = tests_alone(folder)
+        copy = tests_alone(sdist, folder)
         some = (*PART, "-m", "not alone") if not whole else ()
         print(run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some, folder=copy).splitlines()[-1])
 
 
-def tests_alone(folder: Path) -> Path:
-    """Return a copy of the last commit without the package, so that tests import the installed one."""
-    copy = folder / "copy"
-    unpack_commit(copy)
+def tests_alone(sdist: Path, folder: Path) -> Path:
+    """Return what an sdist holds without the package, so that tests import the installed one."""
+    with tarfile.open(sdist) as files:
+        files.extractall(folder / "unpacked", filter="data")
+    (copy,) = (folder / "unpacked").iterdir()
     shutil.rmtree(copy / "shmstore")
     return copy
 
@@ -130,7 +132,7 @@ def try_sdist(sdist: Path, folder: Path) -> None:
     run(python, readme_program(folder), folder=folder)
 
 
-def try_vllm(wheel: Path, vllm: Path, folder: Path) -> None:
+def try_vllm(wheel: Path, sdist: Path, vllm: Path, folder: Path) -> None:
     """Run the first command of the guide beside an installed vLLM, and ask it about an image."""
     guide = (ROOT / "docs" / "guides" / "vllm.md").read_text(encoding="utf-8")
     first = re.search(r"^vllm serve MODEL (.+)$", guide, re.M)
@@ -146,7 +148,7 @@ def try_vllm(wheel: Path, vllm: Path, folder: Path) -> None:
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index")
     run(*pip, "--no-deps", "--ignore-installed", wheel)
     run(*pip, f"{wheel}[vllm]")  # the extra asks for nothing that is not there
-    copy = tests_alone(folder)
+    copy = tests_alone(sdist, folder)
     assert str(packages) in run(python, "-c", "import shmstore; print(shmstore.__file__)", folder=copy)
     run(python, "-c", ENGINE, *first[1].split(), folder=copy)
 
@@ -208,12 +210,12 @@ def main() -> None:
         for name, interpreter in interpreters(kind).items():
             with said(f"{name}: put and get between two processes, --version, ls, what works without torch"):
                 try_base(wheel, interpreter, Path(made, name))
-        try_torch(wheel, Path(made, "torch"), given.whole)
+        try_torch(wheel, sdist, Path(made, "torch"), given.whole)
         with said("the sdist, built by pip"):
             try_sdist(sdist, Path(made, "sdist"))
         if given.vllm:
             with said("[vllm]: the first command of the guide, and an image"):
-                try_vllm(wheel, given.vllm.resolve(), Path(made, "vllm"))
+                try_vllm(wheel, sdist, given.vllm.resolve(), Path(made, "vllm"))
         if given.whole and "aarch64" in wheels and MACHINE != "aarch64":
             start = time.monotonic()
             what = try_aarch64(wheels["aarch64"], Path(made, "aarch64"))

@@ -8,11 +8,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from release.version import name_source, version_in
 
 pytestmark = pytest.mark.checkout
 
@@ -75,6 +79,45 @@ def test_the_sdist_builds_a_wheel_that_works_where_there_is_no_checkout(tmp_path
     assert f"-L{installed / 'lib'}" in flags
     run("cc", ROOT / "examples" / "c" / "producer.c", *flags, "-o", "producer", folder=elsewhere)
     run(elsewhere / "producer", name, folder=elsewhere)
+
+
+@pytest.mark.skipif(
+    not (ROOT / ".git").exists(), reason="not a clone, in which git knows which files are the project's"
+)
+def test_the_sdist_has_every_file_of_the_project(tmp_path: Path) -> None:
+    files = run("git", "ls-files", folder=ROOT).splitlines()
+    for name in files:
+        (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "clone" / name)
+    run(sys.executable, "-c", BUILD_SDIST, folder=tmp_path / "clone")
+    (sdist,) = (tmp_path / "dist").iterdir()
+    with tarfile.open(sdist) as packed:
+        inside = {name.partition("/")[2] for name in packed.getnames() if "egg-info" not in name}
+    assert set(files) == {name for name in inside if (tmp_path / "clone" / name).is_file()} - {"PKG-INFO", "setup.cfg"}
+
+
+def test_an_index_is_told_where_the_source_is(tmp_path: Path) -> None:
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    name_source(tmp_path, "https://example.org/shmstore")
+    at = f"https://example.org/shmstore/blob/v{version_in('pyproject.toml')}/"
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
+    assert f"{at}CHANGELOG.md" == project["urls"]["Changelog"]
+    before, after = (re.findall(r"\]\((.+?)\)", (folder / "README.md").read_text()) for folder in (ROOT, tmp_path))
+    assert len(before) > 40
+    assert [link if ":" in link else at + link for link in before] == after
+
+
+@pytest.mark.parametrize(
+    ("version", "interface"), [("0.1.0", "0.1"), ("0.1.0.post1", "0.1"), ("0.2.dev3", "0.2"), ("1.12rc1", "1.12")]
+)
+def test_the_name_of_the_c_library_has_two_numbers(version: str, interface: str) -> None:
+    program = """
+import runpy, setuptools, sys
+setuptools.setup = lambda **given: None
+print(runpy.run_path("setup.py")["interface"](sys.argv[1]))
+"""
+    assert f"{interface}\n" == run(sys.executable, "-c", program, version, folder=ROOT)
 
 
 def test_a_python_without_the_gil_gets_a_wheel_of_its_own() -> None:
