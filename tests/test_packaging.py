@@ -99,13 +99,15 @@ def test_the_sdist_has_every_file_of_the_project(tmp_path: Path) -> None:
 def test_an_index_is_told_where_the_source_is(tmp_path: Path) -> None:
     for name in ("README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
+    with (tmp_path / "README.md").open("a") as readme:
+        readme.write("[elsewhere](https://example.org), [here](#figures)\n")
     name_source(tmp_path, "https://example.org/shmstore")
     at = f"https://example.org/shmstore/blob/v{version_in('pyproject.toml')}/"
     project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
     assert f"{at}CHANGELOG.md" == project["urls"]["Changelog"]
     before, after = (re.findall(r"\]\((.+?)\)", (folder / "README.md").read_text()) for folder in (ROOT, tmp_path))
     assert len(before) > 40
-    assert [link if ":" in link else at + link for link in before] == after
+    assert [*(at + link for link in before), "https://example.org", "#figures"] == after
 
 
 @pytest.mark.parametrize(
