@@ -18,7 +18,9 @@ from shmstore import MsgpackSerde, ObjectRef, ObjectStoreReader, ObjectStoreWrit
 from shmstore.config import flags
 from tests.support import SHM
 
-PRODUCER = Path(__file__).parents[1] / "examples" / "c" / "producer.c"
+ROOT = Path(__file__).parents[1]
+PRODUCER = ROOT / "examples" / "c" / "producer.c"
+GUIDE = ROOT / "docs" / "guides" / "c.md"
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 (INCLUDE,) = flags(cflags=True)
 HEADER = Path(INCLUDE.removeprefix("-I"), "shmstore.h")
@@ -67,6 +69,34 @@ def test_a_producer_in_c_puts_what_a_reader_in_python_gets(how: list[str], tmp_p
             np.testing.assert_array_equal(expected, reader.get(again), strict=True)
             assert ref != again
             np.testing.assert_array_equal(expected, reader.get(ref), strict=True)
+
+
+@compiles
+def test_the_reader_of_the_guide_reads_what_was_put(tmp_path: Path, name: str) -> None:
+    block = re.search(r"^```c title=\"Fragment: a reader.+?\n(.+?)^```", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
+    assert block
+    source = tmp_path / "reader.c"
+    main = """
+int main(int n, char **given) {
+    uint8_t ref[SHMS_REF_SIZE];
+    return n == 2 && fread(ref, sizeof ref, 1, stdin) == 1 ? -show(given[1], ref) : 99;
+}
+"""
+    source.write_text(block[1] + main)
+    program = tmp_path / "reader"
+    run("cc", "-std=c11", *STRICT, source, *told("--cflags", "--libs"), "-o", program)
+    with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1) as writer:
+        ref = writer.put("cat.jpg", np.zeros(16, np.float32)).to_bytes()
+        first = subprocess.run([program, name], input=ref, capture_output=True, check=False)
+        assert (0, b"cat.jpg: 64 bytes\n") == (first.returncode, first.stdout)
+        writer.delete("cat.jpg")
+        assert 9 == subprocess.run([program, name], input=ref, capture_output=True, check=False).returncode, "ESTALE"
+
+
+def test_the_guide_says_what_to_do_after_each_error() -> None:
+    table = GUIDE.read_text(encoding="utf-8").partition("| code |")[2].partition("\n\n")[0]
+    codes = re.findall(r"^#define (SHMS_E[A-Z]+) -", HEADER.read_text(), flags=re.M)
+    assert sorted(codes) == sorted(re.findall(r"SHMS_E[A-Z]+", table))
 
 
 @compiles
