@@ -16,19 +16,22 @@ PLACES = {
 """Each file, and what stands before and after the version in it: the first of its kind."""
 
 
+def _found(name: str, root: Path) -> re.Match[str]:
+    found = re.search(PLACES[name], (root / name).read_text(encoding="utf-8"), re.M)
+    return found or sys.exit(f"{name} has no line like {PLACES[name]}")
+
+
 def version_in(name: str, root: Path = ROOT) -> str:
     """Return the version in one of the `PLACES`; SystemExit if there is none."""
-    found = re.search(PLACES[name], (root / name).read_text(encoding="utf-8"), re.M)
-    return found[1] if found else sys.exit(f"{name} has no line like {PLACES[name]}")
+    return _found(name, root)[1]
 
 
 def write(version: str, date: str, root: Path = ROOT) -> None:
     """Write a version into all `PLACES`, and the date of its section."""
-    for name, pattern in PLACES.items():
-        path, before = root / name, version_in(name, root)
-        text = path.read_text(encoding="utf-8")
-        text = re.sub(pattern, lambda line, old=before: line[0].replace(old, version), text, count=1, flags=re.M)
-        path.write_text(text, encoding="utf-8")
+    for name in PLACES:
+        start, end = _found(name, root).span(1)
+        text = (root / name).read_text(encoding="utf-8")
+        (root / name).write_text(text[:start] + version + text[end:], encoding="utf-8")
     path = root / "CHANGELOG.md"
     text = path.read_text(encoding="utf-8")
     path.write_text(re.sub(r"^(## \[.+?\] - ).+", rf"\g<1>{date}", text, count=1, flags=re.M), encoding="utf-8")
