@@ -373,6 +373,7 @@ def test_every_logger_of_the_package_is_below_shmstore() -> None:
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("shmstore").handlers)
 
 
+@pytest.mark.checkout
 def test_the_page_lists_every_metric_with_its_type() -> None:
     text = (ROOT / "docs" / "guides" / "metrics.md").read_text(encoding="utf-8")
     hook = runpy.run_path(str(ROOT / "docs" / "metrics_table.py"))
