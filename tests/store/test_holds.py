@@ -59,7 +59,12 @@ VALUE = torch.ones(16 * KIB, dtype=torch.uint8)
 def test_a_held_reference_is_read_any_number_of_times_until_the_writer_cancels_it(
     writer: ObjectStoreWriter, readers: list[ObjectStoreReader], value: torch.Tensor
 ) -> None:
-    for ref in (writer.put("a", value, hold=True), writer.get_cached("a", hold=True)):
+    ways: list[Callable[[], ObjectRef]] = [
+        lambda: writer.put("a", value, hold=True),
+        lambda: writer.get_cached("a", hold=True),
+    ]
+    for way in ways:
+        ref = way()
         read(readers, ref)
         assert not fills(writer)
         read(readers, ref)
