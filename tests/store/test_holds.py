@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
