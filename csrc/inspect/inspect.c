@@ -111,11 +111,24 @@ static void read_facts(const shms_inspector *i, uint32_t arena, shms_facts *out)
                         .next_lease = shms_get(&t->next_lease),
                         .hand = shms_get(&t->hand),
                         .used_bytes = shms_get(&t->used_bytes),
-                        .objects = shms_get(&t->objects),
-                        .open_leases = shms_get(&t->open_leases)};
+                        .objects = shms_get(&t->objects)};
     shms_words_read(t->counters, &out->counters, sizeof out->counters);
     shms_words_read(t->tier, &out->tier, sizeof out->tier);
     memcpy(out->group_of, l->group_of, sizeof out->group_of);
+}
+
+/* The leases of an arena that wait for a rank, or are held: as shms_reclaim_open counts them. */
+static uint64_t open_leases(const shms_inspector *i, uint32_t arena) {
+    const uint32_t n_entries = (uint32_t)i->seg.layout.max_leases;
+    shms_attendance who;
+    shms_lease_record e;
+    uint64_t open = 0;
+    if (shms_inspector_attend(i, &who))
+        return 0;
+    for (uint32_t k = arena * n_entries; k < (arena + 1) * n_entries; k++)
+        if (shms_inspector_lease(i, &who, k, &e) && !e.is_void)
+            open += e.held || e.owed[0] || e.owed[1] || e.owed[2] || e.owed[3];
+    return open;
 }
 
 int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {
@@ -131,6 +144,7 @@ int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {
         steady = memcmp(out, &again, sizeof again) == 0;
         *out = again;
     }
+    out->open_leases = open_leases(i, (uint32_t)arena);
     out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(arena));
     out->owner_pid = shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(SHMS_OWNER)) ? i->seg.sb->owner : 0;
     out->moving = !steady;

@@ -73,7 +73,8 @@ typedef struct shms_reader_counters {
 typedef struct shms_stats {
     uint64_t capacity, max_object_size, max_objects, n_readers;
     uint64_t objects, used_bytes; /* live objects; ring bytes of these and of unfinished puts */
-    uint64_t next_id, next_lease, open_leases, max_leases;
+    uint64_t next_id, next_lease;
+    uint64_t open_leases, max_leases; /* open_leases: without those that are complete and still have an entry */
     uint64_t control_bytes, heap_bytes; /* bookkeeping in the segment and in the writer's own memory */
     shms_counters counters;
     shms_tier_figures tier;

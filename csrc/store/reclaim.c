@@ -442,6 +442,18 @@ void shms_reclaim_leases(struct shms_writer *w) {
         sweep(w, at_most(w->leases.n_entries / (w->leases.n_free + 1), SWEEP_EARLY), false);
 }
 
+/* The entries in use lie in front, as long as the last one that was freed is the next one taken. */
+uint64_t shms_reclaim_open(struct shms_writer *w) {
+    uint64_t in_use = shms_get(&w->seg.writer->open_leases), open = 0;
+    shms_reclaim_begin(w);
+    for (uint32_t e = 0; in_use && e < w->leases.n_entries; e++)
+        if (shms_get(&w->leases.table[e].number)) {
+            in_use--;
+            open += !shms_lease_done(w, e, true);
+        }
+    return open;
+}
+
 void shms_reclaim_list(struct shms_writer *w, uint32_t slot) {
     for (int i = 0; i < 2; i++) {
         uint32_t e = shms_leases_next(&w->leases, slot);

@@ -390,7 +390,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .used_bytes = shms_get(&t->used_bytes),
                         .next_id = shms_get(&t->next_id),
                         .next_lease = shms_get(&t->next_lease),
-                        .open_leases = shms_get(&t->open_leases),
+                        .open_leases = shms_reclaim_open(w),
                         .max_leases = w->seg.layout.max_leases,
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
                         .heap_bytes = w->heap_bytes + w->events.n_cells * sizeof *w->events.cells + w->events.n_bytes};

@@ -124,6 +124,7 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms
 uint32_t shms_reclaim_lease(struct shms_writer *w);
 /* Closes some of the leases that are complete, if few entries are free; for after each hand-out. */
 void shms_reclaim_leases(struct shms_writer *w);
+uint64_t shms_reclaim_open(struct shms_writer *w); /* leases that are open and not complete; closes none */
 /* Before a lease is opened on another writer's slot: looks at two of this writer's leases there, in turn, and closes those
  * that are complete. So the list that the owner walks is at most twice as long as leases were open at once (and 128
  * longer if ranks have died). */

@@ -149,7 +149,7 @@ class Counts(WriterCounters):
     next_lease: int
     """Number of the next hand-out."""
     open_leases: int
-    """Hand-outs not known to be over. Some may be over, because the writer looks only when it needs room."""
+    """Hand-outs that some rank has still to read, or that are held until the writer ends them."""
 
 
 @dataclass(frozen=True, slots=True)
