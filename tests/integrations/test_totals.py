@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from shmstore import ObjectStoreWriter
-from shmstore.integrations.vllm.totals import show_totals
+from shmstore.integrations.totals import show_totals
 
 
 def scrape() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shmstore.files import PREFIX, holders
+from shmstore.integrations.compare import Sources
 from shmstore.integrations.vllm import compare
 
 collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*", "encoder/test_*"]
@@ -35,7 +36,7 @@ def change(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> No
     real = compare.installed()
     assert old in real.read(file)
     read = lambda asked: real.read(asked).replace(old, new) if asked == file else real.read(asked)  # noqa: E731
-    monkeypatch.setattr(compare, "installed", lambda: compare.Sources(read))
+    monkeypatch.setattr(compare, "installed", lambda: Sources("vllm", read))
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from shmstore.integrations.compare import _METHOD
 from shmstore.integrations.vllm import compare, receiver, register, seams, sender
 from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, ENCODER_CONNECTOR, KV_CACHE
 from tests.vllm.conftest import change
@@ -51,7 +52,7 @@ def test_this_vllm_is_known() -> None:
 def test_the_caches_of_the_plugin_answer_every_call_that_is_known() -> None:
     inherited = {"is_cached", "get_and_update", "cache_if_fits"}
     for known, cls in zip(CACHES, (sender.SenderCache, receiver.ReceiverCache), strict=False):
-        named = {name for name, _ in compare._METHOD.findall(known.methods)}
+        named = {name for name, _ in _METHOD.findall(known.methods)}
         assert named - inherited <= vars(cls).keys()
 
 

@@ -3,28 +3,7 @@
 `compare` reads vLLM's sources and says what differs. A parameter that one of them lacks has a "?".
 """
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Known:
-    """What must be found of one class or function; a string is a list of names."""
-
-    file: str
-    """Its path below the package."""
-    name: str
-    """The class, or the function."""
-    methods: str = ""
-    """All public methods of the class, with all their parameters."""
-    starts: str = ""
-    """Methods that may have more parameters behind these; an `__init__` may not."""
-    has: str = ""
-    """What an instance of the class has, or what the function uses."""
-    fields: str = ""
-    """All fields of a dataclass."""
-    reads: tuple[str, str] = ("", "")
-    """An attribute that holds an object, and all that the class reads of that object."""
-
+from shmstore.integrations.compare import Known
 
 _MANAGERS = "v1/core/kv_cache_manager.py", "v1/core/kv_cache_coordinator.py", "v1/core/encoder_cache_manager.py"
 _FACTORIES = "multimodal/cache/factories.py"

@@ -1,7 +1,7 @@
-"""The store of several API servers in vLLM's `/metrics`, whichever of them is asked: sums over all its writers.
+"""A store in the `/metrics` of an engine of several processes, whichever of them is asked: sums over all its writers.
 
-With several API servers `/metrics` shows what each has written into files (`MultiProcessCollector`), and no collector
-of a process.
+Such a `/metrics` shows what each process has written into files (`MultiProcessCollector`), and no collector of a
+process. vLLM has it with several API servers, and SGLang always.
 """
 
 from __future__ import annotations
