@@ -1,0 +1,62 @@
+"""The plug-in for SGLang: tensors of images, videos and audio go through one store, instead of one file each.
+
+SGLang calls `register` in each of its processes, through the entry point group ``sglang.srt.plugins``. The tokenizer
+process then puts each tensor once into a store, and what travels is a reference. Each rank reads it in place, writable
+and private to it. A tensor for which the store has no room goes by SGLang's own file.
+
+    SHMSTORE_SGLANG       1 (default); 0: stay out
+    SHMSTORE_SGLANG_GB    size of the store in GiB (4)
+    SHMSTORE_SGLANG_STORE a name for the store, which then outlives its server, and the next one takes it over
+
+The process at the top compares SGLang's classes and functions with those that the plug-in knows (`compare`), and leaves
+its verdict in the environment, so that all processes which it starts agree. If they differ, SGLang is as it was, and
+one line is logged.
+"""
+
+import logging
+import os
+
+__all__ = ["register"]
+
+_log = logging.getLogger("sglang.shmstore")  # a child of SGLang's own logger, so that its settings apply
+logging.getLogger("shmstore").parent = _log
+
+AGREED = "SHMSTORE_SGLANG_AGREED"
+"""The variable with the verdict of the process at the top: "in" or "out"."""
+
+
+def register() -> None:
+    """Have SGLang use our pointers, or leave it as it is; idempotent.
+
+    Raises ValueError for settings that mean nothing; SGLang logs that and goes on without the plug-in.
+    """
+    wanted = os.environ.get("SHMSTORE_SGLANG", "1")
+    if wanted not in ("0", "1"):
+        raise ValueError(f"SHMSTORE_SGLANG must be 0 or 1, not {wanted!r}")
+    if wanted == "0":
+        return
+    if AGREED not in os.environ:
+        os.environ[AGREED] = "in" if _decide() else "out"
+    if os.environ[AGREED] == "in":
+        from shmstore.integrations.sglang import pointer  # it imports SGLang, so only where that is known
+
+        pointer.install()
+
+
+def _decide() -> bool:
+    from shmstore.integrations.sglang import compare
+    from shmstore.integrations.sglang.known import FEATURES
+    from shmstore.integrations.sglang.settings import capacity
+    from shmstore.places import folder_of
+    from shmstore.store.orphans import remove_dead
+
+    capacity()  # a wrong setting is an error now, and not at the first image
+    try:
+        problem = compare.difference(compare.installed(), FEATURES)
+    except Exception as error:  # whatever another SGLang makes of our questions
+        problem = f"{type(error).__name__}: {error}"
+    if problem is not None:
+        _log.warning("shmstore stays out, and SGLang uses its own files: %s", problem)
+        return False
+    remove_dead(folder_of())  # what a server that was killed has left
+    return True

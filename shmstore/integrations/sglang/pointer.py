@@ -1,0 +1,146 @@
+"""Where the plug-in meets SGLang: the class of what travels in the place of a tensor.
+
+It has the name and the module of SGLang's class, by which SGLang's messages know it. A pointer to a stored tensor has
+a reference and the handle of its store. A scheduler without the plug-in takes such a state for that of a file, and
+fails the request: no file can have its name. Each hop decodes a pointer, so nothing is opened before `materialize`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import sglang
+import torch
+from sglang.srt.managers import mm_utils
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_parallel
+
+from shmstore.errors import ShmStoreError
+from shmstore.integrations.sglang.sender import sender
+from shmstore.refs import ObjectRef, StoreHandle
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+
+_log = logging.getLogger("sglang.shmstore")
+
+TESTED = ("0.5.23",)
+"""The versions that the tests ran engines of."""
+TARGET = "sglang.srt.managers.mm_utils.ShmPointerMMData"
+DISPATCH = "sglang.srt.managers.tokenizer_manager.TokenizerManager._dispatch_to_scheduler"
+NO_FILE = "shmstore/this process lacks the plug-in"
+"""The name of a file that cannot be: shared memory has no folders."""
+
+_encoded: list[ShmPointerMMData] | None = None  # while a message is encoded: the pointers in it
+_readers: dict[str, ObjectStoreReader] = {}
+
+
+class ShmPointerMMData(mm_utils.ShmPointerMMData):  # type: ignore[misc]
+    """A pointer to a tensor in a store; without a reference it is SGLang's, with a file."""
+
+    _ref: ObjectRef | None = None
+    _store = ""
+    _unsent: ObjectStoreWriter | None = None
+    """Who ends the lease if the pointer is not sent."""
+    _shm_handle = _materialization_error = tensor = None
+
+    def __init__(self, tensor: torch.Tensor, precomputed_hash: int | None = None) -> None:
+        handed_out = sender.hand_out(tensor, precomputed_hash)
+        if handed_out is None:
+            super().__init__(tensor, precomputed_hash)
+            return
+        ref, self._unsent = handed_out
+        _follow_messages()
+        self.__setstate__(
+            {
+                "shape": tensor.shape,
+                "dtype": tensor.dtype,
+                "precomputed_hash": precomputed_hash,
+                "shmstore": [ref.to_bytes(), self._unsent.handle.to_json()],
+            }
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        if self._ref is not None:
+            state["shmstore"] = [self._ref.to_bytes(), self._store]
+            if _encoded is not None:
+                _encoded.append(self)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "shmstore" not in state:
+            super().__setstate__(state)
+            return
+        packed, self._store = state["shmstore"]
+        self._ref = ObjectRef.from_bytes(packed)
+        self.shm_name = NO_FILE
+        self.shape, self.dtype, self.precomputed_hash = state["shape"], state["dtype"], state["precomputed_hash"]
+
+    def materialize(self) -> Any:
+        """Return the tensor, writable and private to this process, and acknowledge the reference."""
+        if self._ref is None:
+            return super().materialize()
+        try:
+            return _reader(self._store).get(self._ref, private=True)
+        finally:
+            self.close_and_unlink()
+
+    def close_and_unlink(self) -> None:
+        """Acknowledge the reference without reading; idempotent."""
+        if self._ref is None:
+            super().close_and_unlink()
+            return
+        with suppress(ShmStoreError, OSError, ValueError):  # the store is gone, or not for this rank
+            _reader(self._store).release(self._ref)
+
+    def __del__(self) -> None:
+        if self._unsent is not None and self._ref is not None:
+            with suppress(ShmStoreError):
+                self._unsent.cancel(self._ref)
+        super().__del__()
+
+
+# How messages know it.
+ShmPointerMMData.__module__ = mm_utils.__name__
+ShmPointerMMData.__qualname__ = mm_utils.ShmPointerMMData.__qualname__
+
+
+def _reader(store: str) -> ObjectStoreReader:
+    if store not in _readers:
+        _readers[store] = ObjectStoreReader.attach(StoreHandle.from_json(store), rank=get_parallel().tp_rank)
+    return _readers[store]
+
+
+def _dispatch(send: Callable[..., Any], manager: Any, message: Any) -> Any:
+    """Send a message; only if that succeeds, the leases of its pointers are the ranks' affair.
+
+    A message may be refused while it is encoded, for a number that is too large in any of its fields.
+    """
+    global _encoded
+    sent: list[ShmPointerMMData] = []
+    _encoded = sent
+    try:
+        done = send(manager, message)
+        for pointer in sent:
+            pointer._unsent = None
+        return done
+    finally:
+        _encoded = None
+
+
+@functools.cache
+def _follow_messages() -> None:
+    """Wrap how a tokenizer process sends; only here, since no other process has a `TokenizerManager`."""
+    HookRegistry.register(DISPATCH, _dispatch, HookType.AROUND)
+    HookRegistry.apply_hooks()
+
+
+@functools.cache
+def install() -> None:
+    """Register our class in the place of SGLang's, which `load_plugins` then puts there; idempotent."""
+    HookRegistry.register(TARGET, ShmPointerMMData, HookType.REPLACE)
+    if (version := sglang.__version__.partition("+")[0]) not in TESTED:
+        _log.warning("shmstore was not tested with SGLang %s, but with %s", version, ", ".join(TESTED))

@@ -1,0 +1,118 @@
+"""The store of a tokenizer process: made when the first tensor comes, with one reference for each hand-out.
+
+A tensor is stored under its item's hash, if SGLang has computed one or was given it, and then it is there for later
+requests. Else its key is a number of this process that belongs to the tensor object: the samples of one request send
+the same object, and share what is stored. That key ends with the object. An `id()` would not do, because it is used
+again; nor would torch's version of the tensor, because it misses writes through numpy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+import os
+import secrets
+import threading
+import weakref
+from contextlib import suppress
+
+import sglang
+import torch
+from sglang.srt.runtime_context import get_parallel, get_server_args
+from torch.utils.weak import WeakIdKeyDictionary
+
+from shmstore.errors import ObjectNotFoundError, ShmStoreError
+from shmstore.integrations.sglang.settings import STORE, capacity
+from shmstore.integrations.totals import show_totals
+from shmstore.refs import ObjectRef
+from shmstore.store import ObjectStoreWriter
+
+_log = logging.getLogger("sglang.shmstore")
+
+
+class Sender:
+    """The writer of this process, or the reason why it has none."""
+
+    def __init__(self) -> None:
+        self.writer: ObjectStoreWriter | None = None
+        self.problem: str | None = None
+        self.files = 0
+        """Tensors that went by SGLang's own files."""
+        self._lock = threading.Lock()
+        self._run, self._numbers = secrets.token_hex(8), itertools.count()
+        self._keys = WeakIdKeyDictionary()
+        self._namespace = ""
+
+    def hand_out(self, tensor: torch.Tensor, known_hash: int | None) -> tuple[ObjectRef, ObjectStoreWriter] | None:
+        """Store the tensor, or find it, and return a reference that waits for every rank; None if that fails."""
+        try:
+            with self._lock:
+                writer = self._opened()
+                key, namespace = self._key_of(tensor, known_hash)
+                try:
+                    ref = writer.get_cached(key, namespace=namespace)
+                except ObjectNotFoundError:
+                    ref = writer.put(key, tensor, namespace=namespace)
+            return ref, writer
+        except Exception as error:  # of whatever kind: the request goes on without the store
+            self._count_file(error)
+            return None
+
+    def _key_of(self, tensor: torch.Tensor, known_hash: int | None) -> tuple[str, str | None]:
+        if known_hash is not None:  # an item's feature and its embeddings have one hash
+            return f"{known_hash:x} {tensor.dtype} {tuple(tensor.shape)}", self._namespace
+        key: str | None = self._keys.get(tensor)  # type: ignore[no-untyped-call]
+        if key is None:
+            key = self._keys[tensor] = f"{self._run}-{next(self._numbers)}"
+            weakref.finalize(tensor, self._forget, key).atexit = False
+        return key, None
+
+    def _forget(self, key: str) -> None:
+        with suppress(ShmStoreError):
+            if self.writer is not None:
+                self.writer.delete(key)
+
+    def _opened(self) -> ObjectStoreWriter:
+        if self.problem is not None:
+            raise RuntimeError(self.problem)
+        if self.writer is None:
+            try:
+                self.writer = _open()
+            except Exception as error:
+                self.problem = f"{type(error).__name__}: {error}"
+                raise
+            self._namespace = _namespace()
+            show_totals(self.writer.name)
+            came = self.writer.recovered
+            _log.info("tensors go through store %s of shmstore, with %d from before", self.writer.name, came)
+        return self.writer
+
+    def _count_file(self, error: Exception) -> None:
+        self.files += 1
+        if math.log10(self.files).is_integer():  # the 1st, 10th, 100th
+            _log.warning("%d tensors went by SGLang's own files, the last one because of: %s", self.files, error)
+
+
+def _open() -> ObjectStoreWriter:
+    parallel = get_parallel()
+    if parallel.dp_size > 1 or parallel.attn_dp_enabled:
+        raise NotImplementedError("the replica that will read is chosen later, so with data parallelism no lease ends")
+    named = os.environ.get(STORE)
+    if named:
+        return ObjectStoreWriter.open(named, capacity=capacity(), n_readers=parallel.tp_size)
+    return ObjectStoreWriter.create(capacity=capacity(), n_readers=parallel.tp_size)
+
+
+def _namespace() -> str:
+    """Return a name for all that an item's hash does not cover: a caller may have made it of the image alone."""
+    given = get_server_args()
+    parts = [
+        sglang.__version__,
+        *(getattr(given, name, None) for name in ("model_path", "revision", "mm_process_config")),
+    ]
+    return "sglang-" + hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+sender = Sender()

@@ -1,0 +1,106 @@
+"""The plug-in for SGLang where there is none: what it decides, and that the processes below agree."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distributions, entry_points
+from pathlib import Path
+
+import pytest
+
+from shmstore.integrations import sglang
+from shmstore.integrations.sglang import AGREED, compare
+from shmstore.integrations.sglang.known import FEATURES
+from shmstore.integrations.sglang.settings import GIB, capacity
+
+pytestmark = pytest.mark.skipif("sglang" in {one.name for one in distributions()}, reason="SGLang is here")
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(AGREED, "")  # so that it is as before when the test ends
+    for name in (AGREED, "SHMSTORE_SGLANG", GIB):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_entry_point_is_the_plugins_function() -> None:
+    (found,) = [point for point in entry_points(group="sglang.srt.plugins") if point.name == "shmstore"]
+    assert "shmstore.integrations.sglang:register" == found.value
+
+
+def test_without_sglang_the_plugin_stays_out_says_so_once_and_processes_below_agree(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        sglang.register()
+        sglang.register()
+    assert ["sglang.shmstore"] == [record.name for record in caplog.records]
+    assert "out" == os.environ[AGREED]
+
+
+@pytest.mark.parametrize(("word", "imported"), [("in", True), ("out", False)])
+def test_a_process_below_does_what_the_one_at_the_top_has_decided(
+    word: str, imported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(AGREED, word)
+    if imported:
+        with pytest.raises(ModuleNotFoundError):
+            sglang.register()
+    else:
+        sglang.register()
+
+
+def test_a_plugin_that_is_off_says_and_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SHMSTORE_SGLANG", "0")
+    sglang.register()
+    assert ([], False) == (caplog.records, AGREED in os.environ)
+
+
+@pytest.mark.parametrize("size", ["", "0", "-1", "much", "nan", "inf"])
+def test_a_wrong_setting_is_an_error_at_once(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GIB, size)
+    with pytest.raises(ValueError, match=GIB):
+        sglang.register()
+    monkeypatch.delenv(GIB)
+    monkeypatch.setenv("SHMSTORE_SGLANG", "yes")
+    with pytest.raises(ValueError, match="SHMSTORE_SGLANG"):
+        sglang.register()
+
+
+def test_the_size_is_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 4 << 30 == capacity()
+    monkeypatch.setenv(GIB, "0.5")
+    assert 1 << 29 == capacity()
+
+
+def test_the_command_says_of_wheels_what_is_known(tmp_path: Path) -> None:
+    wheel = tmp_path / "other.whl"
+    with zipfile.ZipFile(wheel, "w") as files:
+        files.writestr("sglang-9.9.dist-info/METADATA", "Name: sglang\nVersion: 9.9\n")
+        files.writestr(f"sglang/{FEATURES[0].file}", "class ShmPointerMMData:\n    def __init__(self, tensor): ...\n")
+    command = [sys.executable, "-m", "shmstore.integrations.sglang.compare"]
+    said = subprocess.run([*command, wheel], capture_output=True, text=True, check=False)
+    assert (1, True) == (said.returncode, said.stdout.splitlines()[-1].startswith("| 9.9 | ShmPointerMMData"))
+    assert 2 == subprocess.run([*command, str(tmp_path)], capture_output=True, check=False).returncode
+
+
+def test_where_sglang_is_known_what_a_killed_server_has_left_is_removed_at_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "from shmstore import ObjectStoreWriter as W; print(W.create(capacity=4096, n_readers=1).name); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as server:
+        assert server.stdout
+        left = Path("/dev/shm", server.stdout.readline().strip())
+        server.kill()
+    assert left.exists()
+    monkeypatch.setattr(compare, "installed", lambda: None)
+    monkeypatch.setattr(compare, "difference", lambda *_: None)
+    with pytest.raises(ModuleNotFoundError):  # of SGLang, behind the decision
+        sglang.register()
+    assert ("in", False) == (os.environ[AGREED], left.exists())

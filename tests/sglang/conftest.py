@@ -1,0 +1,46 @@
+"""Tests of the plug-in in a real SGLang, which `make test-sglang` runs in an environment of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from shmstore.files import PREFIX, holders
+
+collect_ignore_glob = [] if "sglang" in {one.name for one in distributions()} else ["test_*"]
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SHMSTORE_SGLANG_GB": "0.0625",
+}
+
+SGLANGS = ("sgl_shm_", "sglang_loads_", "psm_", "sem.loky-", "sem.mp-")
+"""How the names of SGLang's own files in /dev/shm begin."""
+
+
+def left_since(before: set[str], *prefixes: str) -> list[str]:
+    """Return the names in /dev/shm that were not there before, and begin so."""
+    return sorted(name for name in set(os.listdir("/dev/shm")) - before if name.startswith(prefixes))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> None:
+    """Engines are shared by tests; what they leave is looked at when a module is done."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_segment_left_behind() -> Iterator[None]:
+    """Fail if a store is left; remove what SGLang leaves of its own, also after an orderly end."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    for path in (Path("/dev/shm", name) for name in left_since(before, *SGLANGS)):
+        about = path.stat()
+        if not holders(about.st_dev, about.st_ino).pids:
+            path.unlink()
+    assert [] == left_since(before, PREFIX)

@@ -1,0 +1,267 @@
+"""What travels in the place of a tensor, by SGLang's own wrap, messages, broadcast and vote; ranks are processes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import zmq
+from sglang.srt.managers import mm_utils
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput, msgpack_decode, msgpack_encode
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.plugins import load_plugins
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+load_plugins()
+
+from shmstore.integrations.sglang import pointer  # noqa: E402  what it replaces must be known first
+from shmstore.integrations.sglang.sender import Sender  # noqa: E402
+from tests.sglang.conftest import left_since  # noqa: E402
+from tests.sglang.ranks import listed, patch, seen  # noqa: E402
+
+STOCK = pointer.ShmPointerMMData.__mro__[1]
+
+
+class Ranks:
+    """Scheduler ranks, and the socket to them."""
+
+    def __init__(self, folder: Path, size: int, **environment: str) -> None:
+        address = f"ipc://{folder}/scheduler"
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.PUSH)
+        self.socket.connect(address)
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.sglang.ranks", str(rank), str(size), f"{folder}/met", address],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **environment},
+            )
+            for rank in range(size)
+        ]
+        assert ["ready"] * size == self.answers()
+
+    def answers(self) -> list[Any]:
+        return [json.loads(process.stdout.readline()) for process in self.processes if process.stdout]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        self._context.destroy(linger=0)
+
+
+@contextmanager
+def ranks_of(folder: Path, size: int, **environment: str) -> Iterator[Ranks]:
+    ranks = Ranks(folder, size, **environment)
+    try:
+        yield ranks
+    finally:
+        ranks.kill()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with ranks_of(tmp_path_factory.mktemp("ranks"), 2) as made:
+        yield made
+
+
+@pytest.fixture
+def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sender]:
+    """The store of this process, for two ranks."""
+    patch(0, 2)
+    made = Sender()
+    monkeypatch.setattr(pointer, "sender", made)
+    yield made
+    gc.collect()
+    if made.writer is not None:
+        made.writer.close()
+
+
+def request(*features: Any, hashes: tuple[int | None, ...] = (), **sampling: Any) -> TokenizedGenerateReqInput:
+    """Return a request with these features, wrapped as a tokenizer process does."""
+    known = [*hashes, *[None] * len(features)]
+    items = [MultimodalDataItem(modality=Modality.IMAGE, feature=f, hash=h) for f, h in zip(features, known)]  # noqa: B905
+    made = TokenizedGenerateReqInput(
+        rid="r",
+        input_text="",
+        input_ids=array("q", [1]),
+        input_embeds=None,
+        mm_inputs=MultimodalProcessorOutput(mm_items=items),
+        token_type_ids=None,
+        sampling_params=SamplingParams(**sampling),
+        return_logprob=False,
+        logprob_start_len=0,
+        top_logprobs_num=0,
+        token_ids_logprob=None,
+        stream=False,
+    )
+    return mm_utils.wrap_shm_features(made)
+
+
+def send(ranks: Ranks, made: TokenizedGenerateReqInput) -> None:
+    TokenizerManager._dispatch_to_scheduler(
+        SimpleNamespace(tokenizer_ipc_name=None, send_to_scheduler=ranks.socket), made
+    )
+
+
+def expected(*features: Any) -> list[str]:
+    return [seen(part.clone()) for feature in features for part in listed(feature)]
+
+
+def pixels(number: int, rows: int = 64, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn((rows, 1176), generator=torch.Generator().manual_seed(number)).to(dtype)
+
+
+def pointers_of(made: TokenizedGenerateReqInput) -> list[Any]:
+    return [part for item in made.mm_inputs.mm_items for part in listed(item.feature)]
+
+
+def test_each_rank_gets_writable_tensors_of_its_own(ranks: Ranks, sender: Sender) -> None:
+    features = [
+        pixels(1),
+        [pixels(2, 3, torch.bfloat16), pixels(3, 5)],
+        pixels(4).T,
+        torch.arange(7, dtype=torch.uint8),
+    ]
+    for _ in range(2):  # ranks write to what they get, and nobody sees that
+        made = request(*features)
+        assert {pointer.ShmPointerMMData} == {type(one) for one in pointers_of(made)}
+        send(ranks, made)
+        assert [expected(*features)] * 2 == ranks.answers()
+    stats = sender.writer.stats()
+    assert (5, 5, 0, 0) == (stats.puts, stats.hits, stats.open_leases, sender.files)
+
+
+def test_samples_of_one_request_share_what_is_stored_and_it_ends_with_their_tensor(
+    ranks: Ranks, sender: Sender
+) -> None:
+    tensor = pixels(1)
+    for _ in range(4):
+        send(ranks, request(tensor))
+        assert [expected(tensor)] * 2 == ranks.answers()
+    assert (1, 3, 1) == (sender.writer.stats().puts, sender.writer.stats().hits, len(sender.writer))
+    del tensor
+    assert 0 == len(sender.writer)
+
+
+def test_a_tensor_that_takes_the_place_of_another_has_its_own_bytes(ranks: Ranks, sender: Sender) -> None:
+    ids = set()
+    for number in range(20):
+        tensor = pixels(number, 2)
+        ids.add(id(tensor))
+        send(ranks, request(tensor))
+        assert [expected(tensor)] * 2 == ranks.answers()
+        del tensor
+    assert len(ids) < 20
+
+
+def test_items_of_one_hash_share_what_is_stored_but_not_with_another_shape(ranks: Ranks, sender: Sender) -> None:
+    for made in (pixels(1), pixels(1), pixels(1, 32), pixels(1).bfloat16()):
+        send(ranks, request(made, hashes=(7,)))
+        assert [expected(made)] * 2 == ranks.answers()
+    assert (3, 1, 3) == (sender.writer.stats().puts, sender.writer.stats().hits, len(sender.writer))
+
+
+@pytest.mark.parametrize("how", ["never sent", "refused while it is encoded"])
+def test_a_request_that_is_not_sent_leaves_no_lease(how: str, ranks: Ranks, sender: Sender) -> None:
+    made = request(pixels(1), pixels(2), sampling_seed=2**70)
+    assert 2 == sender.writer.stats().open_leases
+    if how != "never sent":
+        with pytest.raises(OverflowError):
+            send(ranks, made)
+    del made
+    gc.collect()
+    assert (0, 0) == (sender.writer.stats().open_leases, len(sender.writer))
+
+
+@pytest.mark.parametrize("rows", [64, 20_000], ids=["full", "too large"])
+def test_what_the_store_has_no_room_for_goes_by_sglangs_own_files(rows: int, ranks: Ranks, sender: Sender) -> None:
+    before = set(os.listdir("/dev/shm"))
+    request(pixels(0, 1))  # makes the store
+    held = [sender.writer.put(f"held-{n}", torch.zeros(1 << 20, dtype=torch.uint8)) for n in range(63)]
+    features = [pixels(number, rows) for number in range(5)]
+    made = request(*features)
+    files = [one for one in pointers_of(made) if one._ref is None]
+    assert len(files) == sender.files == len(left_since(before, "sgl_shm_"))
+    assert 0 < len(files) <= 5
+    send(ranks, made)
+    assert [expected(*features)] * 2 == ranks.answers()
+    assert [] == left_since(before, "sgl_shm_")
+    for ref in held:
+        sender.writer.cancel(ref)
+
+
+def test_ranks_vote_out_what_one_of_them_cannot_read_and_go_on(ranks: Ranks, sender: Sender) -> None:
+    made = request(pixels(1), pixels(2))
+    forged = pointers_of(made)[1]
+    forged._ref = type(forged._ref)(bytes(40))
+    send(ranks, made)
+    assert ["MMInputsProcessError"] * 2 == ranks.answers()
+    assert 1 == sender.writer.stats().open_leases  # of the reference that nobody was sent
+    tensor = pixels(3)
+    send(ranks, request(tensor))
+    assert [expected(tensor)] * 2 == ranks.answers()
+
+
+def test_a_hop_decodes_a_pointer_without_opening_anything(sender: Sender) -> None:
+    made = request(pixels(1))
+    again = msgpack_decode(msgpack_encode(msgpack_decode(msgpack_encode(made))))
+    (one,), (sent,) = pointers_of(again), pointers_of(made)
+    assert (sent._ref, sent._store, sent.shape, sent.dtype) == (one._ref, one._store, one.shape, one.dtype)
+    assert sent._store not in pointer._readers
+    assert 1 == sender.writer.stats().open_leases
+
+
+@pytest.mark.parametrize("parallel", [{"dp_size": 2}, {"attn_dp_enabled": True}])
+def test_with_data_parallelism_the_plugin_stays_out(
+    parallel: dict[str, Any], sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    vars(patch(0, 2)).update(parallel)
+    for number in range(2):
+        (made,) = pointers_of(request(pixels(number, 1)))
+        assert made._ref is None
+        made.close_and_unlink()
+    assert 1 == len([record for record in caplog.records if record.name == "sglang.shmstore"])
+
+
+def test_a_scheduler_without_the_plugin_fails_the_request_and_can_open_nothing(sender: Sender, tmp_path: Path) -> None:
+    patch(0, 1)
+    before = set(os.listdir("/dev/shm"))
+    with ranks_of(tmp_path, 1, SHMSTORE_SGLANG="0") as stock:
+        made = request(pixels(1))
+        state = pointers_of(made)[0].__getstate__()
+        send(stock, made)
+        assert ["MMInputsProcessError"] == stock.answers()
+    assert [sender.writer.name] == left_since(before, "shmstore-")
+    theirs = STOCK.__new__(STOCK)
+    theirs.__setstate__(state)
+    with pytest.raises(RuntimeError):
+        theirs.materialize()
+    assert 1 == len(sender.writer)
+
+
+def test_what_killed_ranks_have_not_read_is_held_no_longer(sender: Sender, tmp_path: Path) -> None:
+    with ranks_of(tmp_path, 2) as ranks:
+        tensor = pixels(1)
+        send(ranks, request(tensor))
+        assert [expected(tensor)] * 2 == ranks.answers()
+        for process in ranks.processes:
+            process.send_signal(signal.SIGSTOP)
+        for number in range(5):
+            send(ranks, request(pixels(number)))
+        assert 5 == sender.writer.stats().open_leases
+    assert 0 == sender.writer.stats().open_leases
