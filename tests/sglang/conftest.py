@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
-from shmstore.files import PREFIX, holders
+from shmstore.files import holders
 
 collect_ignore_glob = [] if "sglang" in {one.name for one in distributions()} else ["test_*"]
 
@@ -24,9 +25,9 @@ SGLANGS = ("sgl_shm_", "sglang_loads_", "psm_", "sem.loky-", "sem.mp-")
 """How the names of SGLang's own files in /dev/shm begin."""
 
 
-def left_since(before: set[str], *prefixes: str) -> list[str]:
-    """Return the names in /dev/shm that were not there before, and begin so."""
-    return sorted(name for name in set(os.listdir("/dev/shm")) - before if name.startswith(prefixes))
+def left_of(pid: int, *kinds: str) -> list[str]:
+    """Return the names in /dev/shm that a process has made: SGLang's kind, or "shmstore", and then its pid."""
+    return sorted(name for name in os.listdir("/dev/shm") if re.match(rf"({'|'.join(kinds)})[-_]{pid}[-_]", name))
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +40,9 @@ def _no_segment_left_behind() -> Iterator[None]:
     """Fail if a store is left; remove what SGLang leaves of its own, also after an orderly end."""
     before = set(os.listdir("/dev/shm"))
     yield
-    for path in (Path("/dev/shm", name) for name in left_since(before, *SGLANGS)):
+    new = set(os.listdir("/dev/shm")) - before
+    for path in (Path("/dev/shm", name) for name in new if name.startswith(SGLANGS)):
         about = path.stat()
         if not holders(about.st_dev, about.st_ino).pids:
             path.unlink()
-    assert [] == left_since(before, PREFIX)
+    assert [] == left_of(os.getpid(), "shmstore")

@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from shmstore.files import PREFIX
-from tests.sglang.conftest import left_since
+from tests.sglang.conftest import left_of
 
 Answers = dict[str, Any]
 
@@ -56,25 +55,24 @@ def stock(model: Path) -> Callable[[int], Answers]:
 def test_an_engine_says_the_same_and_its_samples_share_what_is_stored(
     ranks: int, model: Path, stock: Callable[[int], Answers]
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
-    ours = lines(start(model, ranks, "answers"))[-1]
+    engine = start(model, ranks, "answers")
+    ours = lines(engine)[-1]
     assert stock(ranks)["tokens"] == ours["tokens"]
     assert (None, {"puts": 1, "hits": 3}) == (stock(ranks)["store"], ours["samples"])
     assert (0, 0) == (ours["store"]["open_leases"], ours["store"]["refusals"])
-    assert [] == left_since(before, PREFIX, "sgl_shm_mm_")
+    assert [] == left_of(engine.pid, "shmstore", "sgl_shm_mm")
 
 
 def test_with_a_full_store_an_engine_says_the_same(model: Path, stock: Callable[[int], Answers]) -> None:
-    before = set(os.listdir("/dev/shm"))
-    ours = lines(start(model, 1, "answers", SHMSTORE_SGLANG_GB="0.012"))[-1]
+    engine = start(model, 1, "answers", SHMSTORE_SGLANG_GB="0.012")
+    ours = lines(engine)[-1]
     assert stock(1)["tokens"] == ours["tokens"]
     assert 0 < ours["store"]["refusals"]
-    assert [] == left_since(before, PREFIX, "sgl_shm_mm_")
+    assert [] == left_of(engine.pid, "shmstore", "sgl_shm_mm")
 
 
 @pytest.mark.parametrize("whom", ["a scheduler", "the whole tree"])
 def test_what_a_kill_under_load_leaves_is_bounded_and_swept_by_the_next_start(whom: str, model: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
     engine = start(model, 2, "for ever")
     assert engine.stdout
     answered = 0
@@ -91,8 +89,7 @@ def test_what_a_kill_under_load_leaves_is_bounded_and_swept_by_the_next_start(wh
     engine.kill()  # if it outlives its schedulers, it answers nothing
     engine.wait()
     assert [] == [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    assert len(left_since(before, PREFIX)) <= 1
+    assert len(left_of(engine.pid, "shmstore")) <= 1
     command = "from shmstore.integrations.sglang import register; register()"
     subprocess.run([sys.executable, "-c", command], check=True)
-    assert [] == left_since(before, PREFIX)
-    assert [] == left_since(before, "sgl_shm_mm_")
+    assert [] == left_of(engine.pid, "shmstore", "sgl_shm_mm")
