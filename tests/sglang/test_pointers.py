@@ -25,7 +25,9 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.plugins import load_plugins
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+IMPORTED = set(sys.modules)
 load_plugins()
+PLUGIN_IMPORTS = set(sys.modules) - IMPORTED
 
 from shmstore.integrations.sglang import pointer  # noqa: E402  what it replaces must be known first
 from shmstore.integrations.sglang.sender import Sender  # noqa: E402
@@ -128,6 +130,11 @@ def pixels(number: int, rows: int = 64, dtype: torch.dtype = torch.float32) -> t
 
 def pointers_of(made: TokenizedGenerateReqInput) -> list[Any]:
     return [part for item in made.mm_inputs.mm_items for part in listed(item.feature)]
+
+
+def test_the_plugin_leaves_it_to_sglang_to_import_prometheus_client_first() -> None:
+    assert "shmstore.integrations.sglang.sender" in PLUGIN_IMPORTS
+    assert "prometheus_client" not in PLUGIN_IMPORTS
 
 
 def test_each_rank_gets_writable_tensors_of_its_own(ranks: Ranks, sender: Sender) -> None:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import secrets
+import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -25,7 +26,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shmstore.errors import ObjectNotFoundError, ShmStoreError
 from shmstore.integrations.sglang.settings import STORE, capacity
-from shmstore.integrations.totals import show_totals
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreWriter
 
@@ -84,7 +84,10 @@ class Sender:
                 self.problem = f"{type(error).__name__}: {error}"
                 raise
             self._namespace = _namespace()
-            show_totals(self.writer.name)
+            if "prometheus_client" in sys.modules:  # SGLang must set a variable before anybody imports it
+                from shmstore.integrations.totals import show_totals
+
+                show_totals(self.writer.name)
             came = self.writer.recovered
             _log.info("tensors go through store %s of shmstore, with %d from before", self.writer.name, came)
         return self.writer
@@ -101,8 +104,8 @@ def _open() -> ObjectStoreWriter:
         raise NotImplementedError("the replica that will read is chosen later, so with data parallelism no lease ends")
     named = os.environ.get(STORE)
     if named:
-        return ObjectStoreWriter.open(named, capacity=capacity(), n_readers=parallel.tp_size)
-    return ObjectStoreWriter.create(capacity=capacity(), n_readers=parallel.tp_size)
+        return ObjectStoreWriter.open(named, capacity=capacity(), n_readers=parallel.tp_size, prefault=True)
+    return ObjectStoreWriter.create(capacity=capacity(), n_readers=parallel.tp_size, prefault=True)
 
 
 def _namespace() -> str:
