@@ -18,6 +18,7 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_USE_PICKLE_IPC": "0",  # messages by msgpack; engines take the default, which is pickle
     "SHMSTORE_SGLANG_GB": "0.0625",
 }
 

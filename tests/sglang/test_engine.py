@@ -21,7 +21,12 @@ Answers = dict[str, Any]
 
 def start(model: Path, ranks: int, scenario: str, **environment: str) -> subprocess.Popen[str]:
     """Start an engine in a session of its own, so that its whole tree can be killed."""
-    env = {**os.environ, "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks))), **environment}
+    env = {
+        **os.environ,
+        "SGLANG_USE_PICKLE_IPC": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks))),
+        **environment,
+    }
     command = [sys.executable, "-m", "tests.sglang.engine", str(model), str(ranks), scenario]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
 

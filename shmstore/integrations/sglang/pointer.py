@@ -117,7 +117,7 @@ def _reader(store: str) -> ObjectStoreReader:
 def _dispatch(send: Callable[..., Any], manager: Any, message: Any) -> Any:
     """Send a message; only if that succeeds, the leases of its pointers are the ranks' affair.
 
-    A message may be refused while it is encoded, for a number that is too large in any of its fields.
+    A message may be refused while it is encoded, for a text without UTF-8 or a number too large in any of its fields.
     """
     global _encoded
     sent: list[ShmPointerMMData] = []
