@@ -247,7 +247,8 @@ def test_with_data_parallelism_the_plugin_stays_out(
 def test_a_scheduler_without_the_plugin_fails_the_request_and_can_open_nothing(sender: Sender, tmp_path: Path) -> None:
     patch(0, 1)
     with ranks_of(tmp_path, 1, SHMSTORE_SGLANG="0") as stock:
-        made = request(pixels(1))
+        tensor = pixels(1)
+        made = request(tensor)
         state = pointers_of(made)[0].__getstate__()
         send(stock, made)
         assert ["MMInputsProcessError"] == stock.answers()
