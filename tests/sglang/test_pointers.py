@@ -82,7 +82,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sender]:
+def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The store of this process, for two ranks."""
     patch(0, 2)
     made = Sender()
@@ -137,7 +137,7 @@ def test_the_plugin_leaves_it_to_sglang_to_import_prometheus_client_first() -> N
     assert "prometheus_client" not in PLUGIN_IMPORTS
 
 
-def test_each_rank_gets_writable_tensors_of_its_own(ranks: Ranks, sender: Sender) -> None:
+def test_each_rank_gets_writable_tensors_of_its_own(ranks: Ranks, sender: Any) -> None:
     features = [
         pixels(1),
         [pixels(2, 3, torch.bfloat16), pixels(3, 5)],
@@ -153,9 +153,7 @@ def test_each_rank_gets_writable_tensors_of_its_own(ranks: Ranks, sender: Sender
     assert (5, 5, 0, 0) == (stats.puts, stats.hits, stats.open_leases, sender.files)
 
 
-def test_samples_of_one_request_share_what_is_stored_and_it_ends_with_their_tensor(
-    ranks: Ranks, sender: Sender
-) -> None:
+def test_samples_of_one_request_share_what_is_stored_and_it_ends_with_their_tensor(ranks: Ranks, sender: Any) -> None:
     tensor = pixels(1)
     for _ in range(4):
         send(ranks, request(tensor))
@@ -165,7 +163,7 @@ def test_samples_of_one_request_share_what_is_stored_and_it_ends_with_their_tens
     assert 0 == len(sender.writer)
 
 
-def test_a_tensor_that_takes_the_place_of_another_has_its_own_bytes(ranks: Ranks, sender: Sender) -> None:
+def test_a_tensor_that_takes_the_place_of_another_has_its_own_bytes(ranks: Ranks, sender: Any) -> None:
     ids = set()
     for number in range(20):
         tensor = pixels(number, 2)
@@ -176,7 +174,7 @@ def test_a_tensor_that_takes_the_place_of_another_has_its_own_bytes(ranks: Ranks
     assert len(ids) < 20
 
 
-def test_items_of_one_hash_share_what_is_stored_but_not_with_another_shape(ranks: Ranks, sender: Sender) -> None:
+def test_items_of_one_hash_share_what_is_stored_but_not_with_another_shape(ranks: Ranks, sender: Any) -> None:
     for made in (pixels(1), pixels(1), pixels(1, 32), pixels(1).bfloat16()):
         send(ranks, request(made, hashes=(7,)))
         assert [expected(made)] * 2 == ranks.answers()
@@ -184,7 +182,7 @@ def test_items_of_one_hash_share_what_is_stored_but_not_with_another_shape(ranks
 
 
 @pytest.mark.parametrize("how", ["never sent", "refused while it is encoded"])
-def test_a_request_that_is_not_sent_leaves_no_lease(how: str, ranks: Ranks, sender: Sender) -> None:
+def test_a_request_that_is_not_sent_leaves_no_lease(how: str, ranks: Ranks, sender: Any) -> None:
     made = request(pixels(1), pixels(2), stop="\ud800")  # which no UTF-8 has, and JSON from a client may
     assert 2 == sender.writer.stats().open_leases
     if how != "never sent":
@@ -196,7 +194,7 @@ def test_a_request_that_is_not_sent_leaves_no_lease(how: str, ranks: Ranks, send
 
 
 @pytest.mark.parametrize("rows", [64, 20_000], ids=["full", "too large"])
-def test_what_the_store_has_no_room_for_goes_by_sglangs_own_files(rows: int, ranks: Ranks, sender: Sender) -> None:
+def test_what_the_store_has_no_room_for_goes_by_sglangs_own_files(rows: int, ranks: Ranks, sender: Any) -> None:
     request(pixels(0, 1))  # makes the store
     held = [sender.writer.put(f"held-{n}", torch.zeros(1 << 20, dtype=torch.uint8)) for n in range(63)]
     features = [pixels(number, rows) for number in range(5)]
@@ -211,7 +209,7 @@ def test_what_the_store_has_no_room_for_goes_by_sglangs_own_files(rows: int, ran
         sender.writer.cancel(ref)
 
 
-def test_ranks_vote_out_what_one_of_them_cannot_read_and_go_on(ranks: Ranks, sender: Sender) -> None:
+def test_ranks_vote_out_what_one_of_them_cannot_read_and_go_on(ranks: Ranks, sender: Any) -> None:
     made = request(pixels(1), pixels(2))
     forged = pointers_of(made)[1]
     forged._ref = type(forged._ref)(bytes(40))
@@ -223,7 +221,7 @@ def test_ranks_vote_out_what_one_of_them_cannot_read_and_go_on(ranks: Ranks, sen
     assert [expected(tensor)] * 2 == ranks.answers()
 
 
-def test_a_hop_decodes_a_pointer_without_opening_anything(sender: Sender) -> None:
+def test_a_hop_decodes_a_pointer_without_opening_anything(sender: Any) -> None:
     made = request(pixels(1))
     again = msgpack_decode(msgpack_encode(msgpack_decode(msgpack_encode(made))))
     (one,), (sent,) = pointers_of(again), pointers_of(made)
@@ -234,7 +232,7 @@ def test_a_hop_decodes_a_pointer_without_opening_anything(sender: Sender) -> Non
 
 @pytest.mark.parametrize("parallel", [{"dp_size": 2}, {"attn_dp_enabled": True}])
 def test_with_data_parallelism_the_plugin_stays_out(
-    parallel: dict[str, Any], sender: Sender, caplog: pytest.LogCaptureFixture
+    parallel: dict[str, Any], sender: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     vars(patch(0, 2)).update(parallel)
     for number in range(2):
@@ -244,7 +242,7 @@ def test_with_data_parallelism_the_plugin_stays_out(
     assert 1 == len([record for record in caplog.records if record.name == "sglang.shmstore"])
 
 
-def test_a_scheduler_without_the_plugin_fails_the_request_and_can_open_nothing(sender: Sender, tmp_path: Path) -> None:
+def test_a_scheduler_without_the_plugin_fails_the_request_and_can_open_nothing(sender: Any, tmp_path: Path) -> None:
     patch(0, 1)
     with ranks_of(tmp_path, 1, SHMSTORE_SGLANG="0") as stock:
         tensor = pixels(1)
@@ -260,7 +258,7 @@ def test_a_scheduler_without_the_plugin_fails_the_request_and_can_open_nothing(s
     assert 1 == len(sender.writer)
 
 
-def test_what_killed_ranks_have_not_read_is_held_no_longer(sender: Sender, tmp_path: Path) -> None:
+def test_what_killed_ranks_have_not_read_is_held_no_longer(sender: Any, tmp_path: Path) -> None:
     with ranks_of(tmp_path, 2) as ranks:
         tensor = pixels(1)
         send(ranks, request(tensor))
