@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_torchvision = torch.library.Library("torchvision", "DEF")
+_torchvision: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 _torchvision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 _torchvision.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
