@@ -333,8 +333,8 @@ def state(half: Any) -> tuple[list[Any], Any]:
         entries = part.entries if isinstance(part, lru.Bounded) else part
         if isinstance(entries, OrderedDict):
             contents.append(list(entries.items()))
-    if isinstance(half, shadow.SentKeys):
-        assert half._kept.entries.keys() <= half._shadow.entries.keys() == half._sendings.keys()
+    if isinstance(half, shadow.LruProcessorCache):
+        assert half._kept.entries.keys() <= half._shadow.entries.keys()
     counts = getattr(half, "_counts", None)
     return contents, counts and counts.counts
 

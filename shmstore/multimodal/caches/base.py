@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from shmstore.multimodal.caches.checks import check_batch, check_pairs, checked_hashes, no_features, one_or_more
+from shmstore.multimodal.caches.checks import check_known, check_pairs, checked_hashes, one_or_more
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
@@ -47,13 +47,21 @@ FeatureT = TypeVar("FeatureT", bound=Feature)
 
 
 class _Cache:
-    """What both have."""
-
     types: CacheTypes[Any, Any] = MULTIMODAL
     """The engine's types of items and prompt updates."""
 
     def close(self) -> None:
         """Release what is outside this process; idempotent. Does nothing without a store."""
+
+    def release(self, refs: Iterable[ReceiverInput[Any]]) -> int:
+        """End the leases of a request that ends before it is read, and return how many were open; 0 without a store.
+
+        P0 ends them for all workers, and a worker ends its own part. Takes what was sent of each item, which is the
+        first part of each output. It is safe after the request was read, and twice. Raises TypeError for anything else,
+        and has then changed nothing.
+        """
+        self.types.checked_sent(refs)
+        return 0
 
     def __enter__(self) -> Self:
         return self
@@ -138,10 +146,11 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
         """Do `get_and_update_item` for each; cached items are touched before anything is stored.
 
         Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
-        missing hashes of the batch; nothing has changed then. The caches of this package also undo the batch if an
-        item fails later. A cache that inherits this method has then recorded the items before it.
+        missing hashes of the batch; nothing has changed then. If an item fails later, the caches of this package undo
+        the batch, and one that inherits this method has recorded the items before it.
         """
-        check_batch(mm_items, mm_hashes, self.is_cached_item, self.types.check_input)
+        check_pairs(mm_items, mm_hashes, self.types.check_input)
+        check_known(mm_items, mm_hashes, self.is_cached_item)
         for mm_hash in mm_hashes:
             self.touch_sender_cache_item(mm_hash)
         given: dict[str, ProcessorInput[ItemT, UpdatesT]] = {}
@@ -151,15 +160,6 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
                 given[mm_hash] = mm_item
             outputs.append(self.get_and_update_item(given.get(mm_hash), mm_hash))
         return outputs
-
-    def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
-        """End the leases of a request that ended before it was read, and return their number; 0 without a store.
-
-        Takes what was sent of each item, which is the first part of each output. It is safe after the request was
-        read, and twice. Raises TypeError for anything else, and has then ended no lease.
-        """
-        self.types.checked_sent(refs)
-        return 0
 
     def assign_group(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
         """Say, before it is sent, which engine core gets what was sent of each item; 0 without a store.
@@ -197,9 +197,8 @@ class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
     def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         """Do `get_and_update_item` for each, in order; all are touched first.
 
-        Raises ValueError if the lengths differ, and TypeError for a wrong hash. The caches of this package also raise
-        TypeError for a wrong item, and CacheMissError with all missing hashes of the batch; nothing has changed then.
-        A cache that inherits this method raises at the first.
+        Raises ValueError if the lengths differ, and TypeError for a wrong hash or item. The CacheMissError of this
+        package's caches has all missing hashes of the batch, and nothing has changed then.
         """
         check_pairs(mm_items, mm_hashes, lambda mm_item, mm_hash: None)  # the method for one item checks items
         for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
@@ -217,17 +216,19 @@ class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
         try:
             arrived = [feature.data for feature in features]
             identifiers = [feature.identifier for feature in features]
-        except (AttributeError, TypeError):
-            raise no_features(features) from None
+        except (AttributeError, TypeError) as error:
+            raise TypeError(
+                f"features must be a sequence of MultiModalFeatureSpec, or of objects with data and identifier: {error}"
+            ) from None
         items = self.get_and_update(arrived, identifiers)
         self._replacing(features, arrived, items)
         try:
             for feature, item in zip(features, items, strict=True):
                 feature.data = item
         except BaseException:
-            for feature, came in zip(features, arrived, strict=True):
-                if feature.data is not came:
-                    feature.data = came
+            for feature, before in zip(features, arrived, strict=True):
+                if feature.data is not before:
+                    feature.data = before
             raise
         return features
 
@@ -235,12 +236,3 @@ class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
         self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]], items: Sequence[ItemT]
     ) -> None:
         """Note what `get_and_update_features` is going to replace."""
-
-    def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
-        """End this process's part of a request that it will not read, and return the number of references it ended.
-
-        Takes what arrived of each item. It is safe after the request was read, and twice. Raises TypeError for
-        anything else, and has then changed nothing. Returns 0 without a store.
-        """
-        self.types.checked_sent(refs)
-        return 0

@@ -10,17 +10,6 @@ from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import CacheTypes
 
 
-def check_batch(
-    items: Sequence[object],
-    mm_hashes: Sequence[str],
-    known: Callable[[str], bool],
-    check: Callable[[Any, str], None],
-) -> None:
-    """Do `check_pairs` and `check_known`."""
-    check_pairs(items, mm_hashes, check)
-    check_known(items, mm_hashes, known)
-
-
 def check_known(items: Sequence[object], mm_hashes: Sequence[str], known: Callable[[str], bool]) -> None:
     """Raise CacheMissError with each hash whose item is None, is not `known`, and is not given earlier in the batch."""
     given: set[str] = set()
@@ -78,15 +67,6 @@ def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
 def one_or_more(mm_hashes: str | Iterable[str]) -> list[str]:
     """Return one hash or several as a list, or raise the errors of `checked_hashes`."""
     return checked_hashes([mm_hashes] if isinstance(mm_hashes, str) else mm_hashes)
-
-
-def no_features(features: object) -> TypeError:
-    """Return the error for features that are not a sequence of objects with `data` and `identifier`."""
-    said = "features must be a sequence of MultiModalFeatureSpec, or of objects with data and identifier, not"
-    if not isinstance(features, Iterable):
-        return TypeError(f"{said} {kind_of(features)}")
-    wrong = (one for one in features if not (hasattr(one, "data") and hasattr(one, "identifier")))
-    return TypeError(f"{said} one with {kind_of(next(wrong, None))} in it (hint: a feature's data is what was sent)")
 
 
 def checked_types(types: object) -> Any:

@@ -145,9 +145,9 @@ class LRUCache(MutableMapping[K, V]):
     """A mapping bounded by the sum of its values' sizes, in order of use, least recently used first.
 
     `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Lookups (`[]`, `get`) and stores are
-    uses. `in`, `peek`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity` is a
-    ValueError and evicts nothing.  Pinned entries are never evicted. If the
-    others do not make room, a store raises RuntimeError and changes nothing.
+    uses. `in`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity` is a
+    ValueError and evicts nothing. Pinned entries are never evicted. If the others do not make room, a store raises
+    RuntimeError and changes nothing.
 
     `on_remove(key, value)` is called, with the lock held, for each entry that has left the cache for any reason. A
     value that is replaced under its key has not left. Thread-safe.
@@ -220,11 +220,6 @@ class LRUCache(MutableMapping[K, V]):
             self._counts.add(1, 1)
             return entry[0]
 
-    def peek(self, key: K) -> V | None:
-        """Return the value or None, without a use or a count."""
-        entry = self._guard.held().entries.get(key)
-        return None if entry is None else entry[0]
-
     def __setitem__(self, key: K, value: V) -> None:
         size = 1 if self._getsizeof is None else self._getsizeof(value)
         if size > self.capacity:
@@ -276,14 +271,6 @@ class LRUCache(MutableMapping[K, V]):
                     return key, self.pop(key)
             raise RuntimeError("all entries are pinned (hint: unpin some)") if self else KeyError("the cache is empty")
 
-    def setdefault(self, key: K, default: V) -> V:
-        """Return the value of `key`; if it is absent, store `default` first."""
-        with self._lock:
-            if key not in self:
-                self[key] = default
-                return default
-            return self[key]
-
     def touch(self, key: K) -> None:
         """Mark the entry as just used, without a count; ignore an absent one."""
         with self._lock:
@@ -311,9 +298,6 @@ class LRUCache(MutableMapping[K, V]):
         gone = self._held.entries
         self._held.clear()
         self._removed(gone)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} entries, {self.currsize} of {self.capacity})"
 
 
 class MultiModalCache:

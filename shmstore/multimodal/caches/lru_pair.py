@@ -6,85 +6,28 @@ IPC cache P0 keeps the items itself, to preprocess none of them twice.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from shmstore.errors import shown
-from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, checked_types, one_or_more
+from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache
+from shmstore.multimodal.caches.checks import check_config, check_hash, check_known, check_pairs, checked_types
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
-from shmstore.multimodal.caches.shadow import Offer, SentKeys
+from shmstore.multimodal.caches.shadow import LruProcessorCache, NewItem
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
-from shmstore.multimodal.values.sizes import item_size
+from shmstore.multimodal.values.items import MultiModalKwargsItem
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
     CacheTypes,
     ItemT,
-    ProcessorInput,
     ProcessorOutput,
+    PromptUpdates,
     ReceiverInput,
     UpdatesT,
 )
 from shmstore.refs import ObjectRef
-
-
-class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
-    """P0 without a store: keys in order of use, and what P0 keeps for each of them (`SentKeys`). Thread-safe."""
-
-    def __init__(self, config: MultiModalCacheConfig, types: CacheTypes[ItemT, UpdatesT], capacity: int) -> None:
-        self.types = checked_types(types)
-        self._sent: SentKeys[Any, ProcessorOutput[ItemT, UpdatesT]] = SentKeys(capacity, config.processor_cache_bytes)
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """The hashes cached, or expected in P1, least recently used first."""
-        return self._sent.order
-
-    def is_cached_item(self, mm_hash: str) -> bool:
-        """Return whether None is enough as input; changes neither order nor counts."""
-        entries = self._sent.guard.held().entries
-        if type(mm_hash) is str and mm_hash in entries:
-            return True
-        check_hash(mm_hash)
-        return mm_hash in entries
-
-    def get_and_update_item(
-        self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
-    ) -> ProcessorOutput[ItemT, UpdatesT]:
-        """Do `get_and_update` for one item; CacheMissError for None if nothing is cached."""
-        return self.get_and_update([mm_item], [mm_hash])[0]
-
-    def get_and_update(
-        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
-    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
-        """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
-
-        To stay in step, P1 must take the same batch at once (`get_and_update_features`).
-        """
-        return self._sent.send(mm_items, mm_hashes, self.types.check_input, self._offer, self._on_hit)
-
-    @abstractmethod
-    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]: ...
-
-    @abstractmethod
-    def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]: ...
-
-    def touch_sender_cache_item(self, mm_hash: str) -> None:
-        """Mark the item as just used; ignore an absent one."""
-        check_hash(mm_hash)
-        self._sent.touch(mm_hash)
-
-    def clear_cache(self) -> None:
-        """Forget all items, prompt updates and counts; with `lru`, call P1's `clear_cache`, too."""
-        self._sent.clear()
-
-    def make_stats(self, delta: bool = False) -> CacheInfo:
-        """Return hits and total so far; with `delta`, since the last call with `delta`."""
-        return self._sent.stat(delta)
 
 
 class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
@@ -97,15 +40,14 @@ class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         check_config(config)
-        self._capacity = config.processor_cache_bytes
-        super().__init__(config, types, self._capacity)
+        super().__init__(types, config.processor_cache_bytes, config.processor_cache_bytes)
 
-    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
+    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> NewItem[ItemT, UpdatesT]:
         item, updates = mm_item
         types = self.types
         size = types.item_size(item, mm_hash) + types.updates_size(updates, mm_hash)
-        output = types.alone(mm_item) if size <= self._capacity else mm_item
-        return Offer(size, (output[0], types.keep_updates(updates)), size, output)
+        output = types.alone(mm_item) if size <= self._shadow.capacity else mm_item
+        return NewItem(size, (output[0], types.keep_updates(updates)), size, output)
 
     def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
         item, updates = kept
@@ -122,20 +64,16 @@ class MultiModalProcessorSenderCache(LruProcessorCache[ItemT, UpdatesT]):
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         check_config(config)
-        super().__init__(config, types, config.ipc_cache_bytes)
+        super().__init__(types, config.ipc_cache_bytes, config.processor_cache_bytes)
 
-    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
+    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> NewItem[ItemT, UpdatesT]:
         item, updates = mm_item
         types = self.types
         size = types.item_size(item, mm_hash)  # first, because it rejects data that contains itself
-        return Offer(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), types.alone(mm_item))
+        return NewItem(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), types.alone(mm_item))
 
     def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
         return None, self.types.give_updates(kept)
-
-    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
-        """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
-        self._sent.invalidate(one_or_more(mm_hashes))
 
 
 class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
@@ -164,18 +102,19 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         return int(self._guard.held().nbytes)
 
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
-        """Return the item, and store it if it came; CacheMissError for None if nothing is cached."""
+        """Do `get_and_update` for one item."""
         return self.get_and_update([mm_item], [mm_hash])[0]
 
     def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
-        """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
+        """Return each item, all or nothing, and store what came; cached items are touched before anything is stored.
 
-        Raises TypeError for a reference, which is for the workers.
+        Raises CacheMissError for None if nothing is cached, and TypeError for a reference, which is for the workers.
         """
         types = self.types
         with self._guard.lock:
             held = self._guard.held()
-            check_batch(mm_items, mm_hashes, held.entries.__contains__, partial(_check_arrived, types))
+            check_pairs(mm_items, mm_hashes, partial(_check_arrived, types))
+            check_known(mm_items, mm_hashes, held.entries.__contains__)
             found = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := held.entries.get(mm_hash)) is not None}
             items: list[ItemT] = []
             news: list[tuple[ItemT, float] | None] = []
@@ -211,6 +150,17 @@ def _check_arrived(types: CacheTypes[Any, Any], item: ReceiverInput[Any], mm_has
     types.check_item(item, mm_hash)
 
 
+class _MirroredSender(LruProcessorCache[MultiModalKwargsItem, PromptUpdates]):
+    def _new(
+        self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str
+    ) -> NewItem[MultiModalKwargsItem, PromptUpdates]:
+        size, output = self.types.item_size(mm_item[0], mm_hash), self.types.alone(mm_item)
+        return NewItem(size, output[0], size, output)
+
+    def _on_hit(self, kept: MultiModalKwargsItem) -> ProcessorOutput[MultiModalKwargsItem, PromptUpdates]:
+        return None, ()
+
+
 class MirroredProcessingCache:
     """The earlier form of `lru`, in which both sides keep every item, for engines that still use it. Thread-safe.
 
@@ -220,8 +170,7 @@ class MirroredProcessingCache:
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
         check_config(config)
-        capacity = config.ipc_cache_bytes
-        self._p0: SentKeys[MultiModalKwargsItem, MultiModalKwargsItem | None] = SentKeys(capacity, capacity)
+        self._p0 = _MirroredSender(MULTIMODAL, config.ipc_cache_bytes, config.ipc_cache_bytes)
         self._p1: MultiModalReceiverCache[MultiModalKwargsItem] = MultiModalReceiverCache(config)
 
     def get_and_update_p0(
@@ -232,7 +181,9 @@ class MirroredProcessingCache:
         Raises ValueError if the lengths differ, TypeError for a wrong item or hash, and CacheMissError with all hashes
         that have no item, given or stored. The batch has then changed nothing.
         """
-        return self._p0.send(mm_items, mm_hashes, MULTIMODAL.check_item, _mirrored, lambda item: None)
+        check_pairs(mm_items, mm_hashes, MULTIMODAL.check_item)
+        outputs = self._p0.get_and_update([None if item is None else (item, ()) for item in mm_items], mm_hashes)
+        return [sent for sent, _ in outputs]  # type: ignore[misc]  # none is a reference
 
     def get_and_update_p1(
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
@@ -242,24 +193,19 @@ class MirroredProcessingCache:
 
     def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:
         """Return the item stored on the P0 side, which need not be preprocessed again, or None if there is none."""
-        return self._p0.peek(mm_hash)
+        entry = self._p0._guard.held().entries.get(mm_hash)
+        return None if entry is None else entry[0]
 
     def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
-        self._p0.invalidate(one_or_more(mm_hashes))
+        self._p0.invalidate(mm_hashes)
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total on the P0 side; with `delta`, since the last call with `delta`."""
-        return self._p0.stat(delta)
+        return self._p0.make_stats(delta)
 
     def reset(self) -> bool:
         """Forget everything on this side and return True."""
-        self._p0.clear()
+        self._p0.clear_cache()
         self._p1.clear_cache()
         return True
-
-
-def _mirrored(item: MultiModalKwargsItem, mm_hash: str) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
-    size = item_size(item, mm_hash)
-    alone = own_memory(item)
-    return Offer(size, alone, size, alone)

@@ -1,4 +1,4 @@
-"""The sending half of `lru`: P0's *shadow* of the cache in P1, with which both sides evict alike without a message.
+"""P0 of `lru`: its *shadow* of the cache in P1, with which both sides evict alike without a message.
 
 The shadow has the keys of P1's cache, with the same sizes in the same order, but no tensors. Both sides do the same
 
@@ -14,10 +14,9 @@ has its value. Other keys are in the shadow only for their sizes. Three rules fo
    and a full book of values therefore remove the value and leave the key.
 3. Requests may overtake each other, be dropped, or fail. P1 then misses an item and rejects a request with
    `CacheMissError`. Everything that this request brought is missing in P1, too. P0 does not know which request it was,
-   only that it counted on the missing hash. `invalidate` therefore takes back everything sent in or after the first
-   batch that counted on it (`first_hit`). Otherwise two items of one request could reject each other endlessly, because
-   each is sent only if the other is not. A batch may evict a key that it counts on, so P0 remembers `first_hit` for a
-   while after the key has gone.
+   only that it came after the one that sent the missing item. `invalidate` therefore takes back everything sent since
+   then. Otherwise two items of one request could reject each other endlessly, because each is sent only if the other is
+   not. A batch may evict a key that it counts on, so P0 remembers for a while when it sent a key that has gone.
 
 An interrupt may empty one side. An empty shadow breaks no rule: P1 evicts the rest, which is used less recently, first.
 If P1 is empty, it rejects what P0 counts on, as in 3.
@@ -25,135 +24,121 @@ If P1 is empty, it rejects what P0 counts on, as in 3.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
-from shmstore.multimodal.caches.checks import check_batch
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
+from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs, checked_types, one_or_more
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
-
-V = TypeVar("V")
-T = TypeVar("T")
-
-
-class Offer(NamedTuple, Generic[V, T]):
-    """An item that P0 may send: its size in P1, the value that P0 keeps, and what to return if it is sent."""
-
-    size: int
-    kept: V
-    kept_size: int
-    sent: T
-
+from shmstore.multimodal.values.types import CacheTypes, ItemT, ProcessorInput, ProcessorOutput, UpdatesT
 
 _REMEMBERED = 4096
-"""Number of keys whose `first_hit` outlives them; far more than the items of all requests in flight."""
+"""Number of keys that are remembered after they have gone; far more than the items of all requests in flight."""
 
 
-class _Sent(NamedTuple):
-    """A key of the shadow. The number of a batch is the number of lookups before it."""
+class NewItem(NamedTuple, Generic[ItemT, UpdatesT]):
+    """An item that P0 sends: its size in P1, the value that P0 keeps with its size, and the output."""
 
-    sent_at: int
-    first_hit: int | None = None  # the first one that counted on it
+    size: int
+    kept: Any
+    kept_size: int
+    output: ProcessorOutput[ItemT, UpdatesT]
 
 
-class SentKeys(Generic[V, T]):
-    """The shadow of P1's cache of `capacity` bytes, and P0's values, up to `kept_capacity` bytes.
+class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
+    """P0 without a store: the shadow of P1's cache of `capacity` bytes, and P0's values, up to `kept_capacity` bytes.
 
-    Thread-safe; hold `guard.lock` to make several calls one.
+    Thread-safe.
     """
 
-    def __init__(self, capacity: float, kept_capacity: float) -> None:
-        self._shadow: Bounded[str, _Sent] = Bounded(capacity, most_entries(capacity))
-        self._kept: Bounded[str, V] = Bounded(kept_capacity)
-        self._sendings: OrderedDict[str, None] = OrderedDict()  # the keys of the shadow, the last sent last
-        self._departed: OrderedDict[str, int] = OrderedDict()  # the `first_hit` of keys that have gone
+    def __init__(self, types: CacheTypes[ItemT, UpdatesT], capacity: int, kept_capacity: int) -> None:
+        self.types = checked_types(types)
+        self._shadow: Bounded[str, int] = Bounded(capacity, most_entries(capacity))
+        """Of each key, the number of lookups before the batch that sent it."""
+        self._kept: Bounded[str, Any] = Bounded(kept_capacity)
+        self._departed: OrderedDict[str, int] = OrderedDict()
+        """The same number of keys that have gone."""
         self._counts = HitCounter()
-        self.guard = Guard(self._kept, self._empty)
+        self._guard = Guard(self._kept, self._empty)
+
+    @abstractmethod
+    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> NewItem[ItemT, UpdatesT]: ...
+
+    @abstractmethod
+    def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]: ...
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The keys that P1 is expected to hold, least recently used first."""
-        with self.guard.lock:
-            self.guard.held()
+        """The hashes cached, or expected in P1, least recently used first."""
+        with self._guard.lock:
+            self._guard.held()
             return tuple(self._shadow.entries)
 
-    def peek(self, mm_hash: str) -> V | None:
-        """Return the value of the key, or None if it is not cached."""
-        entry = self.guard.held().entries.get(mm_hash)
-        return None if entry is None else entry[0]
+    def is_cached_item(self, mm_hash: str) -> bool:
+        """Return whether None is enough as input; changes neither order nor counts."""
+        entries = self._guard.held().entries
+        if type(mm_hash) is str and mm_hash in entries:
+            return True
+        check_hash(mm_hash)
+        return mm_hash in entries
 
-    def stat(self, delta: bool = False) -> CacheInfo:
-        """Return hits and total so far; with `delta`, since the last call with `delta`."""
-        with self.guard.lock:
-            return self._counts.stat(delta)
+    def get_and_update_item(
+        self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
+    ) -> ProcessorOutput[ItemT, UpdatesT]:
+        """Do `get_and_update` for one item."""
+        return self.get_and_update([mm_item], [mm_hash])[0]
 
-    def send(
-        self,
-        items: Sequence[Any],
-        mm_hashes: Sequence[str],
-        check: Callable[[Any, str], None],
-        offer: Callable[[Any, str], Offer[V, T]],
-        on_hit: Callable[[V], T],
-    ) -> list[T]:
-        """Return what to send of a batch, all or nothing: `on_hit(value)` of a hit, else the `sent` of an offer.
+    def get_and_update(
+        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
+    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
+        """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
 
-        `offer(item, mm_hash)` makes the offer of an item that is new. Raises the errors of `check_batch`.
+        To stay in step, P1 must take the same batch at once (`get_and_update_features`).
         """
-        with self.guard.lock:
-            kept = self.guard.held()
-            check_batch(items, mm_hashes, kept.entries.__contains__, check)
+        with self._guard.lock:
+            kept = self._guard.held()
+            check_pairs(mm_items, mm_hashes, self.types.check_input)
+            check_known(mm_items, mm_hashes, kept.entries.__contains__)
             held = {key: entry[0] for key in mm_hashes if (entry := kept.entries.get(key)) is not None}
-            given: dict[str, Offer[V, T]] = {}
-            outputs: list[T] = []
-            sent: list[Offer[V, T] | None] = []
-            for item, mm_hash in zip(items, mm_hashes, strict=True):
+            given: dict[str, NewItem[ItemT, UpdatesT]] = {}
+            outputs: list[ProcessorOutput[ItemT, UpdatesT]] = []
+            sent: list[NewItem[ItemT, UpdatesT] | None] = []
+            for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
                 if mm_hash in held:  # even if this batch evicts it, because P1 looks up its hits first, too
-                    outputs.append(on_hit(held[mm_hash]))
+                    outputs.append(self._on_hit(held[mm_hash]))
                     sent.append(None)
                     continue
-                if mm_hash not in given:
-                    given[mm_hash] = offer(item, mm_hash)
+                if mm_hash not in given and mm_item is not None:
+                    given[mm_hash] = self._new(mm_item, mm_hash)
                 new = given[mm_hash]
-                outputs.append(new.sent)
+                outputs.append(new.output)
                 sent.append(new)
                 if new.size <= self._shadow.capacity and new.kept_size <= kept.capacity:
                     held[mm_hash] = new.kept
-            self.guard.change(partial(self._record, mm_hashes, sent))
+            self._guard.change(partial(self._record, mm_hashes, sent))
             self._counts.add(sent.count(None), len(sent))
             return outputs
 
-    def _record(self, mm_hashes: Sequence[str], sent: Sequence[Offer[V, T] | None]) -> None:
+    def _record(self, mm_hashes: Sequence[str], sent: Sequence[NewItem[ItemT, UpdatesT] | None]) -> None:
         batch, shadow, kept = self._counts.total, self._shadow, self._kept
         for mm_hash in mm_hashes:
-            entry = shadow.entries.get(mm_hash)
-            if entry is None:
-                continue
-            if entry[0].first_hit is None:
-                shadow.entries[mm_hash] = entry[0]._replace(first_hit=batch), entry[1]
-            shadow.entries.move_to_end(mm_hash)
-            kept.touch(mm_hash)
-        if not any(sent):
-            return
-        for offer, mm_hash in zip(sent, mm_hashes, strict=True):
-            if offer is None:
+            self._touch(mm_hash)
+        for new, mm_hash in zip(sent, mm_hashes, strict=True) if any(sent) else ():
+            if new is None:
                 self._touch(mm_hash)
                 continue
-            if offer.size > shadow.capacity:  # too large for P1, which does the same
-                gone = shadow.pop(mm_hash)
-            else:
-                gone = shadow.put(mm_hash, _Sent(batch), offer.size)
-                self._sendings[mm_hash] = None
-                self._sendings.move_to_end(mm_hash)
-            for key, (left, _) in gone.items():
+            fits = new.size <= shadow.capacity  # else it passes through P1, too
+            gone = shadow.put(mm_hash, batch, new.size) if fits else shadow.pop(mm_hash)
+            for key, (sent_at, _) in gone.items():
                 kept.pop(key)
-                self._sendings.pop(key, None)
-                if left.first_hit is not None:
-                    self._departed[key] = left.first_hit
-                    self._departed.move_to_end(key)
-            if offer.size <= shadow.capacity and offer.kept_size <= kept.capacity:
-                kept.put(mm_hash, offer.kept, offer.kept_size)
+                self._departed[key] = sent_at
+                self._departed.move_to_end(key)
+            if fits and new.kept_size <= kept.capacity:
+                kept.put(mm_hash, new.kept, new.kept_size)
         while len(self._departed) > _REMEMBERED:
             self._departed.popitem(last=False)
 
@@ -162,32 +147,33 @@ class SentKeys(Generic[V, T]):
         self._kept.touch(mm_hash)
 
     def _empty(self) -> None:
-        for part in (self._shadow, self._kept, self._sendings, self._departed):
+        for part in (self._shadow, self._kept, self._departed):
             part.clear()
 
-    def touch(self, mm_hash: str) -> None:
-        """Mark the key as just used; ignore an absent one."""
-        with self.guard.lock:
-            self.guard.held()
-            self.guard.change(partial(self._touch, mm_hash))
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        """Mark the item as just used; ignore an absent one."""
+        check_hash(mm_hash)
+        with self._guard.lock:
+            self._guard.held()
+            self._guard.change(partial(self._touch, mm_hash))
 
-    def invalidate(self, mm_hashes: Iterable[str]) -> None:
-        """Send these again, which P1 does not have, and what was sent with them (see 3 above)."""
-        with self.guard.lock:
-            kept, shadow, back = self.guard.held(), self._shadow.entries, [*mm_hashes]
-            since = self._counts.total
-            for mm_hash in back:
-                first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else self._departed.get(mm_hash)
-                if first_hit is not None:
-                    since = min(since, first_hit)
-            for mm_hash in reversed(self._sendings):
-                if shadow[mm_hash][0].sent_at < since:
-                    break
-                back.append(mm_hash)
-            self.guard.change(lambda: [kept.pop(mm_hash) for mm_hash in back])
+    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
+        """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
+        back = one_or_more(mm_hashes)
+        with self._guard.lock:
+            kept, shadow = self._guard.held(), self._shadow.entries
+            sent = [shadow[key][0] if key in shadow else self._departed.get(key) for key in back]
+            since = min((batch for batch in sent if batch is not None), default=self._counts.total)
+            back += [key for key, (batch, _) in shadow.items() if batch >= since]
+            self._guard.change(lambda: [kept.pop(key) for key in back])
 
-    def clear(self) -> None:
-        """Forget all keys and counts."""
-        with self.guard.lock:
-            self.guard.change(self._empty)
+    def clear_cache(self) -> None:
+        """Forget all items, prompt updates and counts; with `lru`, call P1's `clear_cache`, too."""
+        with self._guard.lock:
+            self._guard.change(self._empty)
             self._counts.clear()
+
+    def make_stats(self, delta: bool = False) -> CacheInfo:
+        """Return hits and total so far; with `delta`, since the last call with `delta`."""
+        with self._guard.lock:
+            return self._counts.stat(delta)

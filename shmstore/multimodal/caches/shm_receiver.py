@@ -186,8 +186,8 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         if self._step is None:
             return
         given = {feature.identifier: ref for feature, ref in zip(features, arrived, strict=True) if ref is not None}
-        for feature, came, item in zip(features, arrived, items, strict=True):
-            ref = given[feature.identifier] if came is None else came  # a repetition may come without data
+        for feature, sent, item in zip(features, arrived, items, strict=True):
+            ref = given[feature.identifier] if sent is None else sent  # a repetition may come without data
             if isinstance(ref, ObjectRef):
                 self._step.append((feature, item, ref))
 
