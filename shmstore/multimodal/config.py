@@ -7,13 +7,12 @@ bounds what the API server keeps for itself; the second size bounds what the two
 from __future__ import annotations
 
 import dataclasses
-import math
-from numbers import Integral, Real
+from numbers import Real
 from typing import Literal
 
 from shmstore.errors import kind_of, shown
 from shmstore.places import folder_of
-from shmstore.store.arguments import checked_id, checked_name
+from shmstore.store.arguments import check_bools, checked_id, checked_name, int_of
 from shmstore.tiers.urls import read_url
 
 GIB = 1 << 30
@@ -21,6 +20,7 @@ _DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 18  # what a store can have; more than a machine has
 # The bounds of the store; a test compares them.
 _MAX_READERS, _MAX_WRITERS, _MAX_GROUPS, _MAX_OBJECTS = 256, 64, 255, 1 << 24
+_UNBOUNDED = 1 << 31
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,37 +86,36 @@ class MultiModalCacheConfig:
     """Whether the model accepts inputs other than text."""
 
     def __post_init__(self) -> None:
+        try:
+            self._check()
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+    def _check(self) -> None:
+        shared = self.cache_type == "shm"
+        if self.cache_type not in ("lru", "shm"):
+            raise ValueError(f"cache_type must be 'lru' or 'shm', not {shown(self.cache_type)}")
         for name in ("processor_cache_gb", "ipc_cache_gb"):
             size = getattr(self, name)
             if size is None and name == "ipc_cache_gb":
                 continue
             if type(size) is bool or not issubclass(type(size), Real):
                 raise ValueError(f"{name} must be a number of GiB, not {shown(size)}")
-            if not 0 <= size <= _MAX_GB:  # also false for a NaN
-                raise ValueError(f"{name} must be from 0 (off) to {_MAX_GB} GiB, not {shown(size)}")
-            if size and not round(float(size) * GIB):
-                raise ValueError(f"{name} must be 0 (off) or at least one byte, not {shown(size)} GiB")
+            if not 0 <= size <= _MAX_GB or (size and not round(float(size) * GIB)):  # a NaN is not in this range
+                raise ValueError(f"{name} must be 0 (off), or from one byte to {_MAX_GB} GiB, not {shown(size)}")
             object.__setattr__(self, name, float(size))  # the products of NumPy's numbers keep their few bits
         for name in ("data_parallel_external_lb", "supports_multimodal", "shm_prefault", "relay"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be a bool, not {shown(getattr(self, name))}")
-        if self.cache_type not in ("lru", "shm"):
-            raise ValueError(f"cache_type must be 'lru' or 'shm', not {shown(self.cache_type)}")
-        shared = self.cache_type == "shm"
+            check_bools(**{name: getattr(self, name)})
         for name, most in (
-            ("shm_max_object_size_mb", math.inf),
+            ("shm_max_object_size_mb", _UNBOUNDED),
             ("shm_max_objects", _MAX_OBJECTS),
-            ("world_size", _MAX_READERS if shared else math.inf),
-            ("api_process_count", _MAX_WRITERS - self.relay if shared else math.inf),
-            ("data_parallel_size", math.inf),
+            ("world_size", _MAX_READERS if shared else _UNBOUNDED),
+            ("api_process_count", _MAX_WRITERS - self.relay if shared else _UNBOUNDED),
+            ("data_parallel_size", _UNBOUNDED),
         ):
             number = getattr(self, name)
-            if number is None and name == "shm_max_objects":
-                continue
-            if isinstance(number, bool) or not isinstance(number, Integral) or not 1 <= int(number) <= most:
-                bounds = "of at least 1" if most == math.inf else f"from 1 to {most}"
-                raise ValueError(f"{name} must be an integer {bounds}, not {shown(number)}")
-            object.__setattr__(self, name, int(number))
+            if number is not None or name != "shm_max_objects":
+                object.__setattr__(self, name, int_of(name, number, 1, most))
         for name, check in (
             ("shm_name", checked_name),
             ("shm_dir", folder_of),
@@ -135,10 +134,8 @@ class MultiModalCacheConfig:
             self._check_shared()
             return
         for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault", "tier_url", "relay"):
-            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
-            if value != default:
-                given = "given" if name == "tier_url" else shown(value)  # it may have a password
-                raise ValueError(f"{name} is for 'shm' only; with cache_type='lru' it must not be {given}")
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{name} is for 'shm' only; omit it, or set cache_type='shm', not 'lru'")
 
     def _check_shared(self) -> None:
         if self.tier_url is not None:
@@ -156,10 +153,10 @@ class MultiModalCacheConfig:
                 f"a segment has at most {_MAX_READERS} workers in {_MAX_GROUPS} engine cores"
             )
         if self.ipc_cache_enabled and self.n_writers > 1 and self.shm_name is None:
-            servers = f"the {self.api_process_count} API servers (api_process_count) find the segment that they share"
-            who = "the relay finds the segment" if self.api_process_count == 1 else servers
+            who = "the relay finds" if self.api_process_count == 1 else f"{self.api_process_count} API servers find"
             raise ValueError(
-                f"shm_name must be set, because {who} by its name; use one that no other deployment on the host has"
+                f"shm_name must be set, because {who} the segment by its name; use one that no other deployment on the "
+                "host has (api_process_count, relay)"
             )
 
     @property
@@ -206,47 +203,41 @@ class MultiModalCacheConfig:
 
     def describe(self) -> str:
         """Return what each kind of process keeps and the most memory that it takes, one line for each."""
-        p0 = "API server" if self.api_process_count == 1 else f"Each of {self.api_process_count} API servers"
-        p1 = "Engine core" if self.data_parallel_size == 1 else f"Each of {self.data_parallel_size} engine cores"
-        all_workers = self.world_size * self.data_parallel_size
-        workers = "Worker" if all_workers == 1 else f"Each of {all_workers} workers"
-        keeps = {p0: "nothing", p1: "nothing", workers: "nothing"}
         processor, ipc = _gib(self.processor_cache_bytes), _gib(self.ipc_cache_bytes)
+        server = engine = worker = "nothing"
         if not self.processor_cache_enabled:
             why = "processor_cache_gb is 0" if self.supports_multimodal else "the model takes text only"
             summary = f"No multi-modal cache: {why}. Each item is preprocessed and sent every time."
         elif not self.ipc_cache_enabled:
-            summary = (
-                f"Processor cache only: {self._why_no_ipc()}. "
-                "No item in it is preprocessed twice; each item is sent every time."
-            )
-            keeps[p0] = f"up to {processor} of items and prompt updates"
+            summary = f"Processor cache only: {self._why_no_ipc()}. Each item is sent every time."
+            server = f"up to {processor} of items and prompt updates"
         elif self.cache_type == "lru":
-            summary = (
-                "Processor and IPC cache, in the engine core's memory: no item in it is preprocessed or sent twice."
-            )
-            keeps[p0] = f"keys, sizes and up to {processor} of prompt updates; no tensors"
-            keeps[p1] = f"up to {ipc} of items"
-            keeps[workers] = "nothing; items reach them from the engine core each time"
+            summary = "Processor and IPC cache, in the engine core's memory."
+            server = f"keys, sizes and up to {processor} of prompt updates; no tensors"
+            engine = f"up to {ipc} of items"
+            worker = "nothing; items reach them from the engine core each time"
         else:
-            summary = "Processor and IPC cache, in shared memory: no item in it is preprocessed or sent twice."
-            segment, has = f"one segment of {ipc}", "The segment has"
-            if self.n_writers > 1:
-                segment = f"its part, {ipc}, of one segment of {_gib(self.n_writers * self.ipc_cache_bytes)}"
-                has = "Each part has"
-            entries = "one entry for each 16 KiB, from 256 to 1048576"
-            if self.shm_max_objects is not None:
-                entries = f"entries for {self.shm_max_objects} items"
-            keeps[p0] = (
-                f"writes {segment}, allocated in {folder_of(self.shm_dir)} at the start and shared by all processes, "
-                f"and keeps up to {processor} of prompt updates. {has} {entries} (shm_max_objects). Items over "
+            summary = "Processor and IPC cache, in shared memory."
+            whole = _gib(self.n_writers * self.ipc_cache_bytes)
+            segment = f"its part, {ipc}, of one segment of {whole}" if self.n_writers > 1 else f"one segment of {ipc}"
+            most = self.shm_max_objects
+            entries = "one entry for each 16 KiB, from 256 to 1048576" if most is None else f"entries for {most} items"
+            server = (
+                f"writes {segment}, allocated in {folder_of(self.shm_dir)} at the start, with {entries} "
+                f"(shm_max_objects), and keeps up to {processor} of prompt updates. Items over "
                 f"{_gib(self.max_object_bytes)}, and items without room or an entry, are sent inline and not cached"
             )
-            keeps[p1] = "nothing; it forwards references"
-            keeps[workers] = "the same segment, mapped; no copy of an item"
-            if self.relay:
-                keeps["Relay"] = f"its part of the segment, {ipc}, for the items of other hosts"
-        return "\n".join([summary, *(f"{who}: {what}." for who, what in keeps.items())])
+            engine = "nothing; it forwards references"
+            worker = "the same segment, mapped; no copy of an item"
+        lines = [
+            summary,
+            f"{_each(self.api_process_count, 'API server')}: {server}.",
+            f"{_each(self.data_parallel_size, 'engine core')}: {engine}.",
+            f"{_each(self.world_size * self.data_parallel_size, 'worker')}: {worker}.",
+        ]
+        if self.relay and self.ipc_cache_enabled:
+            lines.append(f"Relay: its part of the segment, {ipc}, for the items of other hosts.")
+        return "\n".join(lines)
 
     def _why_no_ipc(self) -> str:
         if self.ipc_cache_bytes == 0:
@@ -254,6 +245,10 @@ class MultiModalCacheConfig:
         if self.api_process_count > 1:
             return f"there are {self.api_process_count} API servers, and each does not know what the others have sent"
         return f"{self.data_parallel_size} engine cores share one API server, and an item may go to any of them"
+
+
+def _each(count: int, what: str) -> str:
+    return what[0].upper() + what[1:] if count == 1 else f"Each of {count} {what}s"
 
 
 def _gib(nbytes: int) -> str:

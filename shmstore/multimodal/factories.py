@@ -53,14 +53,25 @@ def processor_cache_from_config(
         return processor_only_cache_from_config(config, types=types)
     if config.cache_type == "lru":
         return MultiModalProcessorSenderCache(config, types=types)
-    name = config.shm_name
-    make = (
-        ObjectStoreWriter.create
-        if name is None
-        else partial(ObjectStoreWriter.open, name, keep=keep, allow_uid=config.shm_allow_uid)
-    )
+    writer = _writer_of(config, keep)
+    tier = None
     try:
-        writer = make(
+        if config.tier_url is not None:
+            tier = StoreTier(writer, open_tier(config.tier_url), namespace=config.tier_namespace)
+        return ShmObjectStoreSenderCache(config, writer, types=types, hold=hold, tier=tier)
+    except BaseException:
+        if tier is not None:
+            tier.close()
+        writer.close(unlink=not writer.recovered)
+        raise
+
+
+def _writer_of(config: MultiModalCacheConfig, keep: bool) -> ObjectStoreWriter:
+    name = config.shm_name
+    open_ = partial(ObjectStoreWriter.open, name, keep=keep, allow_uid=config.shm_allow_uid)
+    make = ObjectStoreWriter.create if name is None else open_
+    try:
+        return make(
             capacity=config.ipc_cache_bytes,
             n_readers=config.n_readers,
             groups=[config.world_size] * config.n_engines,
@@ -72,26 +83,13 @@ def processor_cache_from_config(
             mode=0o600 if config.shm_gid is None else 0o660,
             gid=config.shm_gid,
         )
-    except WriterActiveError as error:
-        hint = f"give each replica (data_parallel_external_lb) its own shm_name, or omit it; or {error.hint}"
-        if config.n_writers > 1:
-            relay = " beside the relay" if config.relay else ""
-            hint = f"api_process_count is {config.api_process_count}{relay}; raise it in all API servers, or end one"
-        raise WriterActiveError(error.message, hint=hint) from None
-    except LayoutMismatchError as error:
-        hint = "give all API servers the same configuration: n_readers and groups come from world_size and "
-        hint += "data_parallel_size, capacity from ipc_cache_gb, n_writers from api_process_count"
-        raise LayoutMismatchError(error.message, hint=hint) from None
-    tier = None
-    try:
-        if config.tier_url is not None:
-            tier = StoreTier(writer, open_tier(config.tier_url), namespace=config.tier_namespace)
-        return ShmObjectStoreSenderCache(config, writer, types=types, hold=hold, tier=tier)
-    except BaseException:
-        if tier is not None:
-            tier.close()
-        writer.close(unlink=not writer.recovered)
-        raise
+    except (WriterActiveError, LayoutMismatchError) as error:
+        hint = (
+            "all API servers have one configuration: n_writers is api_process_count, and one more with a relay; "
+            "n_readers and groups come from world_size and data_parallel_size, capacity from ipc_cache_gb; each "
+            f"replica (data_parallel_external_lb) has its own shm_name, or none; or {error.hint}"
+        )
+        raise type(error)(error.message, hint=hint) from None
 
 
 def processor_only_cache_from_config(

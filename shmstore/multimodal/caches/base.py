@@ -221,7 +221,6 @@ class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
                 f"features must be a sequence of MultiModalFeatureSpec, or of objects with data and identifier: {error}"
             ) from None
         items = self.get_and_update(arrived, identifiers)
-        self._replacing(features, arrived, items)
         try:
             for feature, item in zip(features, items, strict=True):
                 feature.data = item
@@ -231,8 +230,3 @@ class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
                     feature.data = before
             raise
         return features
-
-    def _replacing(
-        self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]], items: Sequence[ItemT]
-    ) -> None:
-        """Note what `get_and_update_features` is going to replace."""

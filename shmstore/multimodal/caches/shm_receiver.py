@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from shmstore.errors import CacheMissError, ObjectBusyError, SharedMemoryError, StaleRefError, listed, shown
-from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache, Feature
-from shmstore.multimodal.caches.checks import check_hash, check_pairs, checked_types
+from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache
+from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs, checked_types
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
@@ -19,7 +19,7 @@ from shmstore.tiers.relay_client import RelayClient
 
 _log = logging.getLogger(__name__)
 
-Policy: TypeAlias = Literal["views", "until_step", "copy", "private"]
+Policy: TypeAlias = Literal["views", "copy", "private"]
 
 
 def end_each(end: Callable[[ObjectRef], bool], sent: Iterable[object]) -> int:
@@ -72,8 +72,6 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
 
     * "views": the item's tensors are read-only views of shared memory. They hold its bytes until the last of them is
       gone. Writing into one is a segmentation fault.
-    * "until_step": the same, and `release_step` puts the references back into the features of the step, so that no
-      feature keeps a view until its request ends. The references must be held (`hold=True`), to be read again.
     * "private": the item is writable, and nobody else sees what is written. It holds its bytes like views. One that
       cannot be mapped, for want of mappings or of huge pages, is a copy.
     * "copy": the item is private and writable, and holds nothing. For engines that keep items until a request ends.
@@ -95,7 +93,6 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         if policy not in get_args(Policy):
             raise ValueError(f"policy must be one of {listed(get_args(Policy))}, not {shown(policy)}")
         self._how = {policy: True} if policy in ("copy", "private") else {}
-        self._step: list[tuple[Feature, ItemT, ObjectRef]] | None = [] if policy == "until_step" else None
         self.types = checked_types(types)
         self.reader = reader
         self._relay = relay if relay is None or isinstance(relay, RelayClient) else RelayClient(relay)
@@ -129,21 +126,12 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         `release`.
         """
         check_pairs(mm_items, mm_hashes, self._check_arrived)
-        if self._relay is not None and any(map(self._is_foreign, mm_items)):
-            return self._relayed(self._relay, mm_items, mm_hashes)
-        return self._read(mm_items, mm_hashes)
-
-    def _is_foreign(self, sent: object) -> bool:
-        """Return whether the relay has to fetch this."""
-        return self._relay is not None and isinstance(sent, ObjectRef) and sent.store_id != self.reader.store_id
-
-    def _relayed(
-        self, relay: RelayClient, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]
-    ) -> list[ItemT]:
+        if self._relay is None or not any(map(self._is_foreign, mm_items)):
+            return self._read(mm_items, mm_hashes)
         self.reader.stats()  # raises if the cache was closed, before anybody is asked
         arrived = list(mm_items)
         why: CacheMissError | None = None
-        with relay.fetching() as conversation:
+        with self._relay.fetching() as conversation:
             for at, (mm_item, mm_hash) in enumerate(zip(mm_items, mm_hashes, strict=True)):
                 if self._is_foreign(mm_item):
                     try:
@@ -157,50 +145,26 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
                     raise
                 raise CacheMissError(error.mm_hashes, f"{error.message} ({why.message})", hint=why.hint) from why
 
+    def _is_foreign(self, sent: object) -> bool:
+        """Return whether the relay has to fetch this."""
+        return self._relay is not None and isinstance(sent, ObjectRef) and sent.store_id != self.reader.store_id
+
     def _read(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
-        given: dict[str, ItemT | ObjectRef] = {}
-        stale: ObjectRef | None = None
-        missing: dict[str, None] = {}
-        for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
-            if mm_item is None:
-                if mm_hash not in given:
-                    missing[mm_hash] = None
-            elif isinstance(mm_item, ObjectRef) and not self.reader.validate(mm_item):
-                missing[mm_hash] = None
-                stale = mm_item
-            else:
-                given[mm_hash] = mm_item
-        if missing:
-            if stale is not None:
-                with suppress(StaleRefError):
-                    self.reader.get(stale)  # raises if the store itself was removed
-            raise CacheMissError(missing)
+        there = self.reader.validate
+        arrived = [item if not isinstance(item, ObjectRef) or there(item) else None for item in mm_items]
+        try:
+            check_known(arrived, mm_hashes, lambda mm_hash: False)
+        except CacheMissError:
+            for item, left in zip(mm_items, arrived, strict=True):
+                if left is None and isinstance(item, ObjectRef):
+                    with suppress(StaleRefError):
+                        self.reader.get(item)  # raises if the store itself was removed
+            raise
+        given = {mm_hash: item for item, mm_hash in zip(arrived, mm_hashes, strict=True) if item is not None}
         return [
-            self.get_and_update_item(given[mm_hash] if mm_item is None else mm_item, mm_hash)
-            for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
+            self.get_and_update_item(given[mm_hash] if item is None else item, mm_hash)
+            for item, mm_hash in zip(arrived, mm_hashes, strict=True)
         ]
-
-    def _replacing(
-        self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]], items: Sequence[ItemT]
-    ) -> None:
-        if self._step is None:
-            return
-        given = {feature.identifier: ref for feature, ref in zip(features, arrived, strict=True) if ref is not None}
-        for feature, sent, item in zip(features, arrived, items, strict=True):
-            ref = given[feature.identifier] if sent is None else sent  # a repetition may come without data
-            if isinstance(ref, ObjectRef):
-                self._step.append((feature, item, ref))
-
-    def release_step(self) -> None:
-        """Put the references back into the features since the last call, after the encoder has run.
-
-        Leaves a feature alone if its `data` was replaced since. Does nothing unless the policy is "until_step".
-        """
-        while self._step:
-            feature, item, ref = self._step[-1]
-            if feature.data is item:
-                feature.data = ref
-            self._step.pop()  # last, so that an interrupt loses none
 
     def _check_arrived(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> None:
         if not isinstance(mm_item, ObjectRef):
@@ -225,5 +189,4 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
 
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""
-        self.release_step()
         self.reader.close()
