@@ -19,12 +19,13 @@ tree, because a process of another version may have written it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
 from operator import index
 from typing import Any, TypeVar
 
-from shmstore.errors import shown
+from shmstore.errors import kind_of, shown
 from shmstore.multimodal.values.fields import (
     MultiModalBatchedField,
     MultiModalField,
@@ -58,13 +59,6 @@ def _field_to_text(field: Any) -> str:
             for cut in field.slices
         )
     raise TypeError(f"no serializer for a field of type {kind.__name__}")
-
-
-def _line_of(field: Any) -> str:
-    """Return the line of a field, and keep it in the field for the other items of the batch."""
-    line = _field_to_text(field) + "\n"
-    object.__setattr__(field, "_line", line)
-    return line
 
 
 def _slice_to_text(cut: slice) -> str:
@@ -104,12 +98,11 @@ def _parse_head(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...
     return lines[n_keys], tuple(map(_field_from_text, lines[:n_keys]))
 
 
-# A parsed text takes about ten times its bytes, and the slices of a large batch make a long text. The caches of longer
-# texts are therefore smaller: short texts take up to 10 MB, middle ones 5 MB, and long ones 4 MB for batches of 1000.
-# A miss costs 200 us for 256 slices and 800 us for 1000; a hit costs 1 us.
-_SHORT, _MIDDLE = 256, 2048
-_head_from_short_text = lru_cache(maxsize=4096)(_parse_head)
-_head_from_middle_text = lru_cache(maxsize=256)(_parse_head)
+# A parsed text takes about ten times its bytes, and the slices of a large batch make a long text. The cache of long
+# ones is therefore smaller: they take 4 MB for batches of 1000, and others up to 20 MB. A miss costs 200 us for 256
+# slices and 800 us for 1000; a hit costs 1 us.
+_SHORT = 2048
+_head_from_short_text = lru_cache(maxsize=1024)(_parse_head)
 _head_from_long_text = lru_cache(maxsize=32)(_parse_head)
 
 
@@ -128,8 +121,9 @@ def _item_to_tree(item: MultiModalKwargsItem) -> Any:
     for key, elem in item._elems.items():
         try:
             text += elem.field._line
-        except AttributeError:
-            text += _line_of(elem.field)
+        except AttributeError:  # the first item of its batch
+            object.__setattr__(elem.field, "_line", _field_to_text(elem.field) + "\n")
+            text += elem.field._line
         tree[key] = elem.data
     text += item._modality
     if "" in item._elems:
@@ -147,10 +141,7 @@ def _item_from_tree(tree: Any) -> MultiModalKwargsItem:
         raise ValueError("not the tree of an item")
     if type(text) is not str:
         raise ValueError("not the tree of an item")
-    if len(text) <= _SHORT:
-        head_from_text = _head_from_short_text
-    else:
-        head_from_text = _head_from_middle_text if len(text) <= _MIDDLE else _head_from_long_text
+    head_from_text = _head_from_short_text if len(text) <= _SHORT else _head_from_long_text
     modality, fields = head_from_text(text, len(tree))
     elems: dict[str, MultiModalFieldElem] = {}
     for (key, data), field in zip(tree.items(), fields, strict=True):
@@ -166,75 +157,37 @@ def _item_from_tree(tree: Any) -> MultiModalKwargsItem:
     return item
 
 
-def _elem_to_tree(elem: MultiModalFieldElem) -> list[Any]:
-    return [elem.modality, elem.key, _field_to_text(elem.field), elem.data]
-
-
-def _list_of(length: int, tree: Any) -> list[Any]:
-    # Unpacking a forged tensor would make as many tensors as its shape claims.
-    if type(tree) is not list or len(tree) != length:
-        raise ValueError(f"the tree must be a list of {length}, not {type(tree).__name__}")
-    return tree
-
-
-def _elem_from_tree(tree: Any) -> MultiModalFieldElem:
-    modality, key, field, data = _list_of(4, tree)
-    return MultiModalFieldElem(modality, key, data, _field_from_text(field))
-
-
-def _items_to_tree(items: MultiModalKwargsItems) -> dict[str, Any]:
-    return {
-        modality: [None if item is None else _item_to_tree(item) for item in row] for modality, row in items.items()
-    }
-
-
 def _items_from_tree(tree: Any) -> MultiModalKwargsItems:
     if type(tree) is not dict or not {list}.issuperset(map(type, tree.values())):
         raise ValueError("not the tree of items by modality")
-    rows = {m: [None if item is None else _item_from_tree(item) for item in row] for m, row in tree.items()}
-    return MultiModalKwargsItems(rows)
+    return MultiModalKwargsItems(tree)
 
 
-def _feature_to_tree(feature: MultiModalFeatureSpec) -> list[Any]:
-    data = feature.data
-    if not (data is None or isinstance(data, MultiModalKwargsItem)):
-        raise TypeError(f"no serializer for a feature with data of type {type(data).__name__}")
-    item = None if data is None else _item_to_tree(data)
-    return [item, feature.modality, feature.identifier, *_range_to_tree(feature.mm_position)]
+def _by_fields(cls: type[T]) -> tuple[Callable[[T], Any], Callable[[Any], T]]:
+    """Return what turns a dataclass into the list of its fields, and back."""
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
+    def to_tree(value: T) -> list[Any]:
+        return [getattr(value, name) for name in names]
 
-def _feature_from_tree(tree: Any) -> MultiModalFeatureSpec:
-    item, modality, identifier, *position = _list_of(6, tree)
-    data = None if item is None else _item_from_tree(item)
-    return MultiModalFeatureSpec(data, modality, identifier, _range_from_tree(position))
+    def from_tree(tree: Any) -> T:
+        if type(tree) is not list or len(tree) != len(names):  # to unpack a forged tensor would make one for each row
+            raise ValueError(f"the tree of a {cls.__name__} must be a list of {len(names)}, not {kind_of(tree)}")
+        return cls(*tree)
 
-
-def _range_to_tree(position: PlaceholderRange) -> list[Any]:
-    return [position.offset, position.length, position.is_embed]
-
-
-def _range_from_tree(tree: Any) -> PlaceholderRange:
-    return PlaceholderRange(*_list_of(3, tree))
-
-
-def _update_to_tree(update: ResolvedPromptUpdate) -> list[Any]:
-    return [update.modality, update.item_idx, update.mode, update.target, update.content]
-
-
-def _update_from_tree(tree: Any) -> ResolvedPromptUpdate:
-    return ResolvedPromptUpdate(*_list_of(5, tree))
+    return to_tree, from_tree
 
 
 _TYPES: tuple[tuple[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]], ...] = (
     ("shmstore.mm.Item", MultiModalKwargsItem, _item_to_tree, _item_from_tree),
-    ("shmstore.mm.Items", MultiModalKwargsItems, _items_to_tree, _items_from_tree),
-    ("shmstore.mm.Elem", MultiModalFieldElem, _elem_to_tree, _elem_from_tree),
+    ("shmstore.mm.Items", MultiModalKwargsItems, dict, _items_from_tree),
     ("shmstore.mm.Batched", MultiModalBatchedField, _field_to_text, _field_from_text),
     ("shmstore.mm.Flat", MultiModalFlatField, _field_to_text, _field_from_text),
     ("shmstore.mm.Shared", MultiModalSharedField, _field_to_text, _field_from_text),
-    ("shmstore.mm.Feature", MultiModalFeatureSpec, _feature_to_tree, _feature_from_tree),
-    ("shmstore.mm.Range", PlaceholderRange, _range_to_tree, _range_from_tree),
-    ("shmstore.mm.Update", ResolvedPromptUpdate, _update_to_tree, _update_from_tree),
+    ("shmstore.mm.Elem", MultiModalFieldElem, *_by_fields(MultiModalFieldElem)),
+    ("shmstore.mm.Feature", MultiModalFeatureSpec, *_by_fields(MultiModalFeatureSpec)),
+    ("shmstore.mm.Range", PlaceholderRange, *_by_fields(PlaceholderRange)),
+    ("shmstore.mm.Update", ResolvedPromptUpdate, *_by_fields(ResolvedPromptUpdate)),
 )
 
 

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from shmstore.errors import shown
+from shmstore.errors import kind_of, shown
 from shmstore.multimodal.values.nested import NestedTensors, nested_equal, page_locked, to_device
 
 
@@ -89,10 +89,9 @@ class MultiModalBatchedField(MultiModalField):
     """Makes one element per index of the first dimension; joins equal shapes by stacking, others to a list."""
 
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
-        if isinstance(data, (torch.Tensor, np.ndarray)) and data.ndim == 0:
-            raise ValueError("batched data must have a first dimension, not 0 dimensions")
-        if not isinstance(data, Iterable) or isinstance(data, (str, bytes, Mapping)):  # their parts are not items
-            raise ValueError(f"batched data must be a tensor or a sequence of items, not {type(data).__name__}")
+        parts = isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping))  # whose parts are no items
+        if not parts or getattr(data, "ndim", 1) == 0:
+            raise ValueError(f"batched data must have a first dimension, as a tensor or sequence, not {kind_of(data)}")
         return list(data)
 
     def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
@@ -133,14 +132,13 @@ class MultiModalFlatField(MultiModalField):
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
         if not isinstance(data, torch.Tensor):
             cuts = [cut for cut in self.slices if isinstance(cut, slice)]
-            if self.dim != 0 or len(cuts) != len(self.slices):
+            plain = isinstance(data, Sequence) and not isinstance(data, (str, bytes))
+            rows = plain or (isinstance(data, np.ndarray) and data.ndim > 0)
+            if self.dim != 0 or len(cuts) != len(self.slices) or not rows:
                 raise ValueError(
-                    f"flat data must be one tensor, not {type(data).__name__}, to be sliced beyond the first dimension"
+                    f"flat data must be one tensor, or a sequence to be sliced along its first dimension, not "
+                    f"{type(data).__name__}"
                 )
-            if isinstance(data, (str, bytes)) or not isinstance(data, (Sequence, np.ndarray)):
-                raise ValueError(f"flat data must be a tensor or a sequence, not {type(data).__name__}")
-            if isinstance(data, np.ndarray) and data.ndim == 0:
-                raise ValueError("flat data must have a first dimension, not 0 dimensions")
             self._check_ends((len(data),), 0)
             return [data[cut] for cut in cuts]
         if not -data.ndim <= self.dim < data.ndim:
@@ -201,8 +199,7 @@ class MultiModalSharedField(MultiModalField):
 
 def _check_field(field: object) -> None:
     if not isinstance(field, MultiModalField):
-        got = f"the class {field.__name__}" if isinstance(field, type) else type(field).__name__
-        raise TypeError(f"field must be a field such as MultiModalBatchedField(), not {got}")
+        raise TypeError(f"field must be a field such as MultiModalBatchedField(), not {shown(field)}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

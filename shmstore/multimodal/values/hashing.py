@@ -14,12 +14,12 @@ the caller's image, which would move to another frame and lose what was drawn on
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import hashlib
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import PurePath, PureWindowsPath
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -97,13 +97,9 @@ def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: ob
     return str(hasher.hexdigest())
 
 
-def _frame(write: _Write, tag: bytes, body: Any, nbytes: int) -> None:
-    write(tag + _pack_length(nbytes))
+def _feed_bytes(write: _Write, tag: bytes, body: bytes | memoryview) -> None:
+    write(tag + _pack_length(len(body)))
     write(body)
-
-
-def _feed_bytes(write: _Write, tag: bytes, body: bytes) -> None:
-    _frame(write, tag, body, len(body))
 
 
 def _feed_tensor(write: _Write, tensor: torch.Tensor, path: str) -> None:
@@ -111,7 +107,7 @@ def _feed_tensor(write: _Write, tensor: torch.Tensor, path: str) -> None:
         raise TypeError(f"{path}: cannot hash a tensor that is sparse, nested, quantised or without data")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     _feed_bytes(write, b"T", f"{plain.dtype}{tuple(plain.shape)}".encode())
-    _frame(write, b"d", plain.reshape(-1).view(torch.uint8).numpy().data, plain.nbytes)
+    _feed_bytes(write, b"d", plain.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _describe_dtype(dtype: np.dtype[Any], path: str) -> str:
@@ -128,20 +124,14 @@ def _feed_array(write: _Write, array: np.ndarray[Any, Any], path: str) -> None:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{path}: cannot hash a masked array (hint: pass its data and its mask, or array.filled())")
     _feed_bytes(write, b"A", f"{_describe_dtype(array.dtype, path)}{array.shape}".encode())
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    _frame(write, b"d", data.data, data.nbytes)
-
-
-def _count_frames(image: Any) -> int:
-    try:
-        return int(getattr(image, "n_frames", 1))
-    except ValueError:  # its file is closed, so only the loaded frame is left
-        return 1
+    _feed_bytes(write, b"d", np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _feed_image(write: _Write, image: Any, path: str) -> None:
+    frames, seen = 1, None
     try:
-        frames, seen = _count_frames(image), None
+        with suppress(ValueError):  # its file is closed, so only the loaded frame is left
+            frames = int(getattr(image, "n_frames", 1))
         if frames == 1:
             seen = _look_at(image)
     except MemoryError:
@@ -151,12 +141,12 @@ def _feed_image(write: _Write, image: Any, path: str) -> None:
     if seen is None:
         raise TypeError(f"{path}: cannot hash an image of {frames} frames (hint: pass image.copy() of one)")
     form, looks, pixels = seen
-    _feed_bytes(write, b"P", form.encode())
+    _feed_bytes(write, b"P", form)
     _feed_bytes(write, b"p", repr(looks).encode())
     _feed_bytes(write, b"d", pixels)
 
 
-def _look_at(image: Any) -> tuple[str, tuple[object, ...], bytes]:
+def _look_at(image: Any) -> tuple[bytes, tuple[object, ...], bytes]:
     # A processor sees the pixels, their meaning (mode, palette, transparent colour) and the orientation. Loading the
     # pixels may change all of these. Only an orientation that is a number turns the image, and not the text "6".
     image.load()
@@ -165,7 +155,7 @@ def _look_at(image: Any) -> tuple[str, tuple[object, ...], bytes]:
     looks: tuple[object, ...] = (palette, image.info.get("transparency"))
     if palette is not None and (palette_mode := image.im.getpalettemode()) != "RGB":
         looks = (palette_mode, *looks)
-    return f"{image.mode}{image.size}{orientation!r}", looks, image.tobytes()
+    return f"{image.mode}{image.size}{orientation!r}".encode(), looks, image.tobytes()
 
 
 def _orientation_of(image: Any) -> Any:
@@ -192,11 +182,6 @@ def _feed_pairs(write: _Write, tag: bytes, pairs: dict[Any, Any], path: str) -> 
         _feed(write, value, cut(f"{path}[{shown(key)}]"))
 
 
-def _is_image(value: object) -> bool:
-    pillow = sys.modules.get("PIL.Image")  # no image exists before Pillow is imported
-    return pillow is not None and isinstance(value, pillow.Image)
-
-
 def _feed_enum(write: _Write, member: enum.Enum, path: str) -> None:
     # In a spawned process, the main module has another name.
     cls = type(member)
@@ -205,22 +190,6 @@ def _feed_enum(write: _Write, member: enum.Enum, path: str) -> None:
     for part in (module, cls.__qualname__, member.name):  # a combination of flags may have no name
         _feed(write, part, path)
     _feed(write, member.value, f"{path}.value")
-
-
-def _hint(value: object) -> str:
-    if isinstance(value, (set, frozenset)):
-        return "pass sorted(value), because a set has no order"
-    if isinstance(value, type):
-        return "pass np.dtype(value)" if issubclass(value, np.generic) else "pass its name"
-    if dataclasses.is_dataclass(value):
-        return "pass dataclasses.asdict(value)"
-    if isinstance(value, Mapping):
-        return "pass dict(value)"
-    if isinstance(value, memoryview):
-        return "pass numpy.asarray(value)"
-    if isinstance(value, torch.device):
-        return "pass str(value), or leave it out if it does not change the result"
-    return "pass plain data that identifies it (text, numbers, tensors, lists, dicts), or leave it out"
 
 
 def _feed(write: _Write, value: Any, path: str) -> None:
@@ -257,7 +226,7 @@ def _feed(write: _Write, value: Any, path: str) -> None:
         _feed_pairs(write, b"D", value.get_data(), path)
         fields = {key: f"{type(elem.field).__name__}{getattr(elem.field, 'dim', '')}" for key, elem in value.items()}
         _feed_pairs(write, b"D", fields, path)
-    elif _is_image(value):
+    elif (pillow := sys.modules.get("PIL.Image")) is not None and isinstance(value, pillow.Image):
         _feed_image(write, value, path)
     elif isinstance(value, torch.dtype):
         _feed_bytes(write, b"t", str(value).encode())
@@ -269,4 +238,7 @@ def _feed(write: _Write, value: Any, path: str) -> None:
     elif isinstance(value, enum.Enum):
         _feed_enum(write, value, path)
     else:
-        raise TypeError(f"{path}: cannot hash {type(value).__name__} (hint: {_hint(value)})")
+        raise TypeError(
+            f"{path}: cannot hash {type(value).__name__} (hint: pass plain data that identifies it, such as "
+            "sorted(value) of a set or dataclasses.asdict(value), or leave it out)"
+        )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from shmstore.errors import listed, shown
+from shmstore.errors import kind_of, listed, shown
 from shmstore.multimodal.values.fields import MultiModalFieldConfig, MultiModalFieldElem, MultiModalSharedField
 from shmstore.multimodal.values.nested import NestedTensors, alone, nested_equal
 
@@ -53,16 +53,10 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
 
     def __init__(self, elems: Mapping[str, MultiModalFieldElem]) -> None:
         if not isinstance(elems, Mapping):
-            raise TypeError(
-                f"elems must be a mapping of keys to MultiModalFieldElem, not {type(elems).__name__} "
-                "(hint: pass a sequence of elements to MultiModalKwargsItem.from_elems)"
-            )
+            raise TypeError(f"elems must be a mapping by key, not {type(elems).__name__} (hint: use from_elems)")
         for key, elem in elems.items():
             if not isinstance(elem, MultiModalFieldElem):
-                raise TypeError(
-                    f"elems[{shown(key)}] must be a MultiModalFieldElem, not {type(elem).__name__} "
-                    "(hint: make elements from data with MultiModalKwargsItems.from_hf_inputs)"
-                )
+                raise TypeError(f"elems[{shown(key)}] must be a MultiModalFieldElem, not {type(elem).__name__}")
             if key != elem.key:
                 raise ValueError(f"elems[{shown(key)}] must have its own key, not {shown(elem.key)}")
         modalities = {elem.modality for elem in elems.values()}
@@ -77,11 +71,10 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         """Return the item with these elements, or raise ValueError if two have the same key."""
         by_key: dict[str, MultiModalFieldElem] = {}
         for elem in elems:
-            if not isinstance(elem, MultiModalFieldElem):
-                raise TypeError(f"elems must be MultiModalFieldElem, not {type(elem).__name__}")
-            if elem.key in by_key:
-                raise ValueError(f"elems must have different keys, not {shown(elem.key)} twice")
-            by_key[elem.key] = elem
+            key = getattr(elem, "key", "")  # the constructor says what is not an element
+            if key in by_key:
+                raise ValueError(f"elems must have different keys, not {shown(key)} twice")
+            by_key[key] = elem
         return cls(by_key)
 
     @classmethod
@@ -132,17 +125,14 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
 
     def __init__(self, items: Mapping[str, Sequence[MultiModalKwargsItem | None]] | None = None) -> None:
         if items is not None and not isinstance(items, Mapping):
-            raise TypeError(
-                f"items must be a mapping of modalities to rows of items, not {type(items).__name__} "
-                "(hint: pass a sequence of items to MultiModalKwargsItems.from_seq)"
-            )
+            raise TypeError(f"items must be a mapping by modality, not {type(items).__name__} (hint: use from_seq)")
         self._items = {modality: list(row) for modality, row in (items or {}).items()}
         for modality, row in self._items.items():
             for item in row:
                 if item is not None and not isinstance(item, MultiModalKwargsItem):
                     raise TypeError(
                         f"items[{shown(modality)}] must be a sequence of MultiModalKwargsItem or None, "
-                        f"not {type((items or {})[modality]).__name__} of {type(item).__name__}"
+                        f"not one with {type(item).__name__}"
                     )
 
     @classmethod
@@ -167,14 +157,10 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         for name, given in (("inputs", inputs), ("config_by_key", config_by_key)):
             if not isinstance(given, Mapping):
                 raise TypeError(f"{name} must be a mapping by key, not {type(given).__name__}")
-        for key, config in config_by_key.items():
-            if not isinstance(config, MultiModalFieldConfig):
-                raise TypeError(
-                    f"config_by_key[{shown(key)}] must be a MultiModalFieldConfig, "
-                    f"not {type(config).__name__} (hint: make one with MultiModalFieldConfig.batched(modality))"
-                )
         elems_by_modality: dict[str, dict[str, list[MultiModalFieldElem]]] = {}
         for key, config in config_by_key.items():
+            if not isinstance(config, MultiModalFieldConfig):
+                raise TypeError(f"config_by_key[{shown(key)}] must be a MultiModalFieldConfig, not {kind_of(config)}")
             if (data := inputs.get(key)) is not None:
                 elems = config.field.build_elems(config.modality, key, data)
                 elems_by_modality.setdefault(config.modality, {})[key] = elems
@@ -191,11 +177,9 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
     def require_data(self) -> MultiModalKwargsItems:
         """Return this object, or raise ValueError with the index of the first item that is None."""
         for modality, row in self._items.items():
-            for index, item in enumerate(row):
-                if item is None:
-                    raise ValueError(
-                        f"item {index} of modality {shown(modality)} must not be None; fill it from a cache first"
-                    )
+            if None in row:
+                where = f"item {row.index(None)} of modality {shown(modality)}"
+                raise ValueError(f"{where} must not be None; fill it from a cache first")
         return self
 
     def get_data(self, device: torch.device | str | None = None, pin_memory: bool = False) -> dict[str, NestedTensors]:
@@ -274,10 +258,8 @@ class PlaceholderRange:
 
     def extract_embeds_range(self) -> list[tuple[int, int]]:
         """Return each run of embeddings as (first, last) position in the prompt, both inclusive."""
-        if self.is_embed is None:
-            return [(self.offset, self.offset + self.length - 1)] if self.length else []
         padded = torch.zeros(self.length + 2, dtype=torch.int8)
-        padded[1:-1] = self.is_embed.to(torch.int8).ne(0)
+        padded[1:-1] = 1 if self.is_embed is None else self.is_embed.to(torch.int8).ne(0)
         steps = padded.diff()
         starts = (steps == 1).nonzero().flatten().tolist()
         ends = (steps == -1).nonzero().flatten().tolist()
@@ -292,9 +274,6 @@ class PlaceholderRange:
 
     def __hash__(self) -> int:
         return hash((self.offset, self.length))
-
-    def __reduce__(self) -> tuple[Any, ...]:  # without `embeds_cumsum`, which can be counted again
-        return type(self), (self.offset, self.length, self.is_embed)
 
 
 @dataclasses.dataclass(slots=True)

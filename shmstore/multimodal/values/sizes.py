@@ -57,19 +57,16 @@ def leaf_size(leaf: Any) -> int:
     return getsizeof(leaf)
 
 
-def _check_leaf(leaf: object) -> None:
+def _kept_size(leaf: Any) -> int:
+    """Return the bytes of a leaf, or raise UnsupportedValueError if no store could have it."""
     what = None
-    if isinstance(leaf, torch.Tensor):
-        if leaf.is_meta:
-            what = "a tensor on the meta device, which has no bytes"
-        elif leaf.is_quantized:
-            what = f"a tensor of dtype {leaf.dtype}"
-        elif leaf.is_nested:
-            what = "a nested tensor"
+    if isinstance(leaf, torch.Tensor) and (leaf.is_meta or leaf.is_quantized or leaf.is_nested):
+        what = "a nested tensor" if leaf.is_nested else f"a tensor of dtype {leaf.dtype} on the {leaf.device} device"
     elif isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
         what = "an array of object dtype"
     if what is not None:
         raise UnsupportedValueError(f"no serializer for {what}", hint=advice_for(leaf))
+    return leaf_size(leaf)
 
 
 def named(error: NestingError | UnsupportedValueError, whose: str, path: str | None = None) -> Exception:
@@ -90,16 +87,11 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     size = 0
     for key, data in item.get_data().items():
         try:
-            for leaf in leaves(data):
-                _check_leaf(leaf)
-                size += leaf_size(leaf)
+            size += sum(map(_kept_size, leaves(data)))
         except (NestingError, UnsupportedValueError) as error:
             path = f"value<{type(item).__name__}>[{shown(key)}]"  # as in the store's errors
             raise named(error, f"item of {shown(mm_hash)}", path) from None
     return size
-
-
-_LEAVES = (torch.Tensor, np.ndarray, np.generic, str, bytes, bytearray, int, float, complex, type(None))
 
 
 def tree_size(tree: object, mm_hash: str) -> int:
@@ -108,18 +100,19 @@ def tree_size(tree: object, mm_hash: str) -> int:
     Raises TypeError for a leaf of another class, whose size only its engine knows, and else as `item_size`.
     """
     try:
-        size = 0
-        for leaf in leaves(tree):
+        every = list(leaves(tree))
+        for leaf in every:
             if not isinstance(leaf, _LEAVES):
                 raise TypeError(
                     f"item of {shown(mm_hash)}: the size of a {type(leaf).__name__} is not known "
                     "(hint: pass item_size to CacheTypes)"
                 )
-            _check_leaf(leaf)
-            size += leaf_size(leaf)
-        return size
+        return sum(map(_kept_size, every))
     except (NestingError, UnsupportedValueError) as error:
         raise named(error, f"item of {shown(mm_hash)}") from None
+
+
+_LEAVES = (torch.Tensor, np.ndarray, np.generic, str, bytes, bytearray, int, float, complex, type(None))
 
 
 def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
@@ -135,8 +128,7 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
     try:
         for update in updates:
             if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
-                at = next(at for at, one in enumerate(updates) if one is update)
-                raise _wrong_updates(mm_hash, f"must be ResolvedPromptUpdate; number {at} is {kind_of(update)}")
+                raise _wrong_updates(mm_hash, f"must be ResolvedPromptUpdate, not {kind_of(update)}")
             size += _UPDATE_SIZE + _piece_size(update.target) + _piece_size(update.content)
     except (NestingError, UnsupportedValueError) as error:
         raise named(error, f"prompt updates of {shown(mm_hash)}") from None
