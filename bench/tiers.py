@@ -61,7 +61,7 @@ def tier_way(name: str, tier: Tier, memory: Memory, raw: str | None = None) -> W
     head = memoryview(bytearray(len(HEAD)))
     return Way(
         name,
-        lambda: tier.publish(KEY, [HEAD, memory.source.toreadonly()], {}),
+        lambda: tier.publish(KEY, [HEAD, memory.source.toreadonly()]),
         lambda: tier.fetch(KEY, lambda size: head if size == len(head) else memory.target),
         raw,
     )

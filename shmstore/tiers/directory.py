@@ -10,7 +10,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from io import BufferedReader, FileIO
@@ -28,8 +28,10 @@ _USED_AGAIN = 60.0
 _SHARED = 0o2770
 """The permissions of the directory that its folders and files get; what others may do is not among them."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MISS = (errno.ENOENT, errno.ESTALE, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-"""No file, one that another host has replaced, and what somebody else put there: a folder, a link or a socket."""
+_NOT_A_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""What somebody else put there: a folder, a link or a socket."""
+_GONE = (errno.ENOENT, errno.ESTALE)
+"""No file, or one that another host has replaced."""
 
 
 class DirectoryTier:
@@ -42,7 +44,7 @@ class DirectoryTier:
     system hangs, so does the call, unless it is mounted with ``soft``.
 
     Files are as readable as `path` is, but never by other users than the owner and the group. Users who can write to
-    `path` can forge values. Tags are ignored.
+    `path` can forge values.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 1.0) -> None:
@@ -54,13 +56,12 @@ class DirectoryTier:
     def __repr__(self) -> str:
         return f"DirectoryTier({self._path!r})"
 
-    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         """Write a file for `key`, in the place of an earlier one, as `Tier.publish` says; nothing is synced."""
         check_key(key)
         check_spans(spans)
-        end = self._begin()
         name = name_of(self._path, key)
-        with self._errors():
+        with self._call() as end:
             mode = os.stat(self._path).st_mode & _SHARED
             with suppress(FileExistsError):
                 os.mkdir(os.path.dirname(name), 0o700)
@@ -82,35 +83,34 @@ class DirectoryTier:
     def fetch(self, key: str, into: Into) -> bool | None:
         """Read the file of `key` into the memory that `into` gives, as `Tier.fetch` says, and note that it was used."""
         check_key(key)
-        end = self._begin()
-        file = self._open(key)
-        if file is None:
-            with suppress(OSError):  # it is not there
-                return None if not stat.S_ISREG(os.lstat(name_of(self._path, key)).st_mode) else False
-            return False
-        with file:
-            sizes = self._sizes(file)
-            for size in sizes:
-                span = take(into, size)
-                if span is None:
-                    return False
-                if not self._read(file, span, end):
-                    return None
-        return True if sizes else None
+        with self._call() as end:
+            try:
+                with _opened(name_of(self._path, key)) as file:
+                    sizes = _sizes(file)
+                    for size in sizes:
+                        span = take(into, size)
+                        if span is None:
+                            return False
+                        if not self._read(file, span, end):
+                            return None
+                    return True if sizes else None
+            except OSError as error:
+                if error.errno not in _GONE + _NOT_A_FILE:
+                    raise
+                os.stat(self._path)  # raises if the directory itself is not there
+                return None if error.errno in _NOT_A_FILE else False
 
     def has(self, keys: Sequence[str]) -> list[bool]:
         """Return for each key whether it has a file; files are not read."""
         check_keys(keys)
-        self._begin()
-        with self._errors():
+        with self._call():
             os.stat(f"{self._path}/.")  # which needs the permission to look for files in it
-        return [os.path.isfile(name_of(self._path, key)) for key in keys]
+            return [os.path.isfile(name_of(self._path, key)) for key in keys]
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove the files of these keys."""
         check_keys(keys)
-        self._begin()
-        with self._errors():
+        with self._call():
             for key in keys:
                 with suppress(FileNotFoundError):
                     os.unlink(name_of(self._path, key))
@@ -119,27 +119,16 @@ class DirectoryTier:
         """Refuse further calls; the files stay."""
         self._closed = True
 
-    def _begin(self) -> float:
-        """Return when a call that starts now is late."""
+    @contextmanager
+    def _call(self) -> Iterator[float]:
+        """Give the time at which this call is late; what the file system refuses is an error of the tier."""
         if self._closed:
             raise TierError(f"{self} is closed", hint="open another one")
-        return time.monotonic() + self._timeout
-
-    def _check(self, end: float) -> None:
-        if time.monotonic() > end:
-            hint = "use a faster file system, or pass a larger timeout"
-            raise TierError(f"{self._path}: it took more than {self._timeout} s", hint=hint)
-
-    @contextmanager
-    def _errors(self, ignored: Sequence[int] = ()) -> Iterator[None]:
-        """Raise what the file system refuses as an error of the tier, but for these numbers."""
         try:
-            yield
-        except TierError:
+            yield time.monotonic() + self._timeout
+        except TierError:  # which is an OSError, too
             raise
         except OSError as error:
-            if error.errno in ignored:
-                return
             message = f"{self._path}: {error.strerror}"
             if error.errno in _FULL:
                 hint = "free space in its file system: remove the files that were used longest ago"
@@ -147,49 +136,43 @@ class DirectoryTier:
             hint = "create or mount the directory, and let this user read and write it"
             raise TierError(message, hint=hint) from error
 
+    def _check(self, end: float) -> None:
+        if time.monotonic() > end:
+            hint = "use a faster file system, or pass a larger timeout"
+            raise TierError(f"{self._path}: it took more than {self._timeout} s", hint=hint)
+
     def _write(self, file: int, piece: memoryview, end: float) -> None:
         done = 0
         while done < piece.nbytes:
             self._check(end)
             done += os.write(file, piece[done : done + _PIECE])
 
-    def _open(self, key: str) -> BufferedReader | None:
-        """Open the file of a key; return None if it is not there, and raise TierError if the directory is not."""
-        with self._errors(_MISS):
-            # The small buffer is for the header. Large spans are read past it, straight into their memory.
-            return BufferedReader(FileIO(name_of(self._path, key), opener=_opener), 4096)
-        with self._errors():
-            os.stat(self._path)
-        return None
-
-    def _sizes(self, file: BufferedReader) -> list[int]:
-        """Return the sizes of the spans that follow; [] if this is not a whole file. Also note that it was used."""
-        with self._errors(_MISS):
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or file.read(len(_MAGIC)) != _MAGIC:
-                return []
-            sizes = table.sizes_in(file.peek(table.LONGEST))
-            start = len(_MAGIC) + table.length_of(len(sizes))
-            if start + sum(sizes) != found.st_size:
-                return []
-            file.seek(start)
-            if time.time() - found.st_mtime > _USED_AGAIN:
-                with suppress(OSError):  # perhaps it is another user's, or the file system is read-only
-                    os.utime(file.fileno())
-            return sizes
-        return []
-
     def _read(self, file: BufferedReader, span: memoryview, end: float) -> bool:
         """Fill the span and return whether there were as many bytes."""
         done = 0
-        with self._errors(_MISS):
-            while done < span.nbytes:
-                self._check(end)
-                read = file.readinto(span[done : done + _PIECE])
-                if not read:
-                    return False
-                done += read
-        return done == span.nbytes
+        while done < span.nbytes:
+            self._check(end)
+            read = file.readinto(span[done : done + _PIECE])
+            if not read:
+                return False
+            done += read
+        return True
+
+
+def _sizes(file: BufferedReader) -> list[int]:
+    """Return the sizes of the spans that follow; [] if this is not a whole file. Also note that it was used."""
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or file.read(len(_MAGIC)) != _MAGIC:
+        return []
+    sizes = table.sizes_in(file.peek(table.LONGEST))
+    start = len(_MAGIC) + table.length_of(len(sizes))
+    if start + sum(sizes) != found.st_size:
+        return []
+    file.seek(start)
+    if time.time() - found.st_mtime > _USED_AGAIN:
+        with suppress(OSError):  # perhaps it is another user's, or the file system is read-only
+            os.utime(file.fileno())
+    return sizes
 
 
 def name_of(path: str, key: str) -> str:
@@ -198,5 +181,9 @@ def name_of(path: str, key: str) -> str:
     return os.path.join(path, digest[:2], f"{digest}.shmstore")
 
 
-def _opener(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe of that name must not block
+def _opened(name: str) -> BufferedReader:
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe of that name must not block
+
+    # The small buffer is for the header. Large spans are read past it, straight into their memory.
+    return BufferedReader(FileIO(name, opener=opener), 4096)

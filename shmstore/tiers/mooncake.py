@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -56,7 +56,7 @@ _LONGER = -600  # than the memory for it: replaced since its size was read
 
 
 class MooncakeTier:
-    """Keeps values in a Mooncake Store, which has a master and nodes that give it memory. It ignores tags.
+    """Keeps values in a Mooncake Store, which has a master and nodes that give it memory.
 
     `master` is "host:port". `metadata`, `protocol`, `devices` and `host` are Mooncake's `metadata_server`, `protocol`,
     `rdma_devices` and `local_hostname`; an empty `host` is the address of this host on the way to the master. Spans
@@ -118,7 +118,7 @@ class MooncakeTier:
         if client is not None:
             client.kill()
 
-    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         """Keep these spans under `key`; see `Tier.publish`."""
         check_key(key)
         check_spans(spans)

@@ -2,10 +2,10 @@
 
 A value of a tier is a few *spans* of bytes under one key. An object is two: its metadata and its payload. A back end
 moves them between their memory and its server, without a copy in Python. It has no queue, no retry, no statistics and
-no checksums. `GuardedTier` and `StoreTier` have these once for all back ends.
+no checksums. `StoreTier` has these once for all back ends.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 Into = Callable[[int], memoryview | None]
@@ -24,11 +24,10 @@ class Tier(Protocol):
     `StoreTier` calls it first, for the data of its writer: its mapping of a file from an offset on.
     """
 
-    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         """Keep these spans under `key`, in the place of earlier ones; there are 1 to 64 spans.
 
-        `key` is printable ASCII of up to 200 characters. The bytes do not change until the call returns. `tags` are
-        names to route or to look by: "kind", "namespace" and "serializer". A back end may ignore them.
+        `key` is printable ASCII of up to 200 characters. The bytes do not change until the call returns.
         """
         ...
 

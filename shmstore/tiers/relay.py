@@ -23,10 +23,9 @@ from shmstore.tiers.relay_client import FOUND, MAX_REQUEST, MISSING, checked_pat
 from shmstore.tiers.store_tier import StoreTier
 
 _log = logging.getLogger(__name__)
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
-_NO_FILES_PAUSE = 0.1
+_FIRST_PAUSE, _LONGEST_PAUSE, _NO_FILES_PAUSE = 0.01, 0.25, 0.1
 _CLOSING = 5.0
-_Held = dict[tuple[str, str | None], ObjectRef]
+_Found = dict[tuple[str, str | None], ObjectRef]
 """What a worker has got: a reference for each key, so that a worker that repeats itself takes one lease."""
 
 
@@ -94,7 +93,7 @@ class Relay:
             thread.join(max(0.0, end - time.monotonic()))
 
     def _converse(self, connection: socket.socket) -> None:
-        held: _Held = {}
+        found: _Found = {}
         try:
             while message := connection.recv(MAX_REQUEST + 1):
                 try:
@@ -102,29 +101,30 @@ class Relay:
                 except (TypeError, ValueError) as error:
                     connection.send(MISSING + str(error).encode())
                     return
-                connection.send(self._answer(connection, held, key, namespace, seconds))
+                connection.send(self._answer(connection, found, key, namespace, seconds))
         except OSError:
             pass  # the worker has gone
         except ShmStoreError as error:
             _log.warning("a worker gets no answer: %s", error)
         finally:
             with suppress(StoreClosedError):
-                while held:
-                    self._writer.cancel(held.popitem()[1])
+                while found:
+                    self._writer.cancel(found.popitem()[1])
             connection.close()
             del self._connections[threading.current_thread()]
 
-    def _answer(self, connection: socket.socket, held: _Held, key: str, namespace: str | None, seconds: float) -> bytes:
-        """Return the answer to a request; `held` gets the reference. Give up if the worker goes."""
-        if (key, namespace) in held:
-            return FOUND + held[key, namespace].to_bytes()
+    def _answer(
+        self, connection: socket.socket, found: _Found, key: str, namespace: str | None, seconds: float
+    ) -> bytes:
+        """Return the answer to a request; `found` gets the reference. Give up if the worker goes."""
         end = time.monotonic() + seconds
         pause = _FIRST_PAUSE
         while True:
             with suppress(ObjectNotFoundError, StoreFullError):  # evicted just now; no lease is free
-                if self._tier.fetch(key, namespace=namespace):
-                    held[key, namespace] = self._writer.get_cached(key, hold=True, namespace=namespace)
-                    return FOUND + held[key, namespace].to_bytes()
+                if (key, namespace) not in found and self._tier.fetch(key, namespace=namespace):
+                    found[key, namespace] = self._writer.get_cached(key, hold=True, namespace=namespace)
+            if (key, namespace) in found:
+                return FOUND + found[key, namespace].to_bytes()
             left = end - time.monotonic()
             if self._tier.stats().open:
                 return MISSING + b"the tier does not answer"

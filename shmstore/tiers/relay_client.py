@@ -102,21 +102,17 @@ class Conversation:
             except OSError as error:
                 self._failed = error
         if self._failed is not None:
-            raise CacheMissError(
-                [key],
-                f"{listed([key])} is of another host, and the relay at {self._path} does not answer: {self._failed}",
-                hint="see that `shmstore relay` runs on this host for this store, and what it logs; "
-                "or process the item again here",
-            ) from self._failed
-        if answer[:1] == FOUND and len(answer) == 1 + REF_SIZE:
+            why = f"the relay at {self._path} does not answer: {self._failed}"
+        elif answer[:1] == FOUND and len(answer) == 1 + REF_SIZE:
             return ObjectRef(answer[1:])
-        why = cut(answer[1:].decode(errors="replace"))
+        else:
+            why = f"the relay has not fetched it: {cut(answer[1:].decode(errors='replace'))}"
         raise CacheMissError(
             [key],
-            f"{listed([key])} is of another host, and the relay has not fetched it: {why}",
-            hint="see that the other host publishes its items to the same tier and namespace, and what the relay logs; "
-            + CacheMissError.default_hint,
-        )
+            f"{listed([key])} is of another host, and {why}",
+            hint="see that `shmstore relay` runs on this host for this store, what it logs, and that the other host "
+            f"publishes its items to the same tier and namespace; {CacheMissError.default_hint}",
+        ) from self._failed
 
     def close(self) -> None:
         """End the connection, and with it the leases; idempotent."""

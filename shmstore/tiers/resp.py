@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -141,7 +141,7 @@ class RespTier:
     time in seconds after which the server removes a value; without it, the server's eviction policy decides.
     At most `connections` calls run at the same time; others wait, within their `timeout`.
 
-    A value has nearly 512 MiB at most. Tags are ignored. Do not use one object on both sides of a fork.
+    A value has nearly 512 MiB at most. Do not use one object on both sides of a fork.
     """
 
     def __init__(self, url: str, *, timeout: float = 1.0, expire: int | None = None, connections: int = 4) -> None:
@@ -165,7 +165,7 @@ class RespTier:
     def __repr__(self) -> str:
         return f"RespTier({self._name!r})"
 
-    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         """Keep these spans under `key`; see `Tier.publish`."""
         check_key(key)
         check_spans(spans)

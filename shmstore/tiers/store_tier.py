@@ -40,9 +40,8 @@ class StoreTier:
 
     `fetch` asks the tier, in the caller's thread. All other calls return at once. Owns `tier` and closes it, and not
     the writer. Thread-safe; an interrupt of a call keeps no other waiting. Stores find each other's objects if their
-    `namespace` is the same, such as the version of a model. At most `queue` objects wait to be
-    published. Raises TypeError for a writer
-    whose serializer has no `format_name`.
+    `namespace` is the same, such as the version of a model. At most `queue` objects wait to be published. Raises
+    TypeError for a writer whose serializer has no `format_name`.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class StoreTier:
         self._costs = Costs(clock)
         self._write_behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_forgotten)
         self._lock = threading.Lock()
-        self._flights: dict[tuple[str, str | None], threading.Lock] = {}
+        self._fetching: dict[tuple[str, str | None], threading.Lock] = {}
         self._moment = inside.native.tier_cleared()
         self._forgot_at = 0
         self._forgotten: dict[str, int] = {}
@@ -87,35 +86,31 @@ class StoreTier:
         Callers that ask for one key at a time fetch it once. If the answer is False, the caller will process the item:
         the time until `publish` for it is what processing takes, and `fetch` fetches only what takes less.
         """
-        flight, mine = (key, namespace), threading.Lock()
+        fetched, mine = (key, namespace), threading.Lock()
         with mine:  # nobody waits for longer than this call, also if it is interrupted
             try:
-                other = self._flights.setdefault(flight, mine)
-                if other is not mine:
-                    self._await(flight, other)
+                if self._fetching.setdefault(fetched, mine) is not mine:
+                    self.wait(key, namespace=namespace)
                     return self._writer.is_cached(key, namespace=namespace)
-                found = self._writer.is_cached(key, namespace=namespace)  # by the flight before
+                found = self._writer.is_cached(key, namespace=namespace)  # by the fetch before
                 if not found:
                     self._ask(self._fetch, key, namespace, accepts)
                     found = self._writer.is_cached(key, namespace=namespace)
             finally:
-                self._land(flight, mine)
+                self._fetched(fetched, mine)
         if not found:
             self._costs.missed(key)
         return found
 
     def wait(self, key: str, *, namespace: str | None = None) -> None:
         """Wait until nobody fetches this key; for a caller that is about to put it."""
-        if self._flights and (other := self._flights.get((key, namespace))) is not None:
-            self._await((key, namespace), other)
+        if (other := self._fetching.get((key, namespace))) is not None:
+            with other:
+                self._fetched((key, namespace), other)  # an interrupt may have kept its owner from that
 
-    def _await(self, flight: tuple[str, str | None], other: threading.Lock) -> None:
-        with other:
-            self._land(flight, other)  # an interrupt may have kept its owner from that
-
-    def _land(self, flight: tuple[str, str | None], held: threading.Lock) -> None:
-        if self._flights.get(flight) is held:
-            del self._flights[flight]
+    def _fetched(self, key: tuple[str, str | None], lock: threading.Lock) -> None:
+        if self._fetching.get(key) is lock:
+            del self._fetching[key]
 
     def publish(self, key: str, *, namespace: str | None = None) -> None:
         """Send an object that was just put, some time soon; the oldest of too many are dropped."""
@@ -225,8 +220,13 @@ class StoreTier:
         whole = self._tier.fetch(name, incoming.into)
         if not whole or not incoming.verifies():
             outcome = "damaged" if whole or whole is None else incoming.refused
-            if outcome == "damaged":
-                self._warn_of_damage(name)
+            if outcome == "damaged" and "damaged" not in self._counts:
+                _log.warning(
+                    "%r has under key %s what does not verify; more of them are only counted, as `damaged`: look for "
+                    "another program that writes to the tier",
+                    self._tier,
+                    name,
+                )
             self._count(**{outcome: 1})
             return False
         incoming.commit()
@@ -239,15 +239,6 @@ class StoreTier:
         self._count(hits=1, hit_bytes=incoming.nbytes, saved_seconds=self._costs.saved(seconds))
         return True
 
-    def _warn_of_damage(self, name: str) -> None:
-        if "damaged" not in self._counts:
-            _log.warning(
-                "%r has under key %s what does not verify, which counts as a miss; more of them are not logged: see "
-                "`damaged` in `shmstore top`, and look for another program that writes to the tier",
-                self._tier,
-                name,
-            )
-
     def _publish(self, key: str, namespace: str | None, moment: int) -> None:
         if not self._ask(self._send, key, namespace, moment):
             self._count(dropped=1)
@@ -257,9 +248,8 @@ class StoreTier:
         spans = spans_of(self._writer, key, namespace, name, moment)  # pinned until they are sent
         if spans is None:
             return False
-        tags = {"serializer": self._serializer} | ({} if namespace is None else {"namespace": namespace})
         try:
-            self._tier.publish(name, spans, tags)
+            self._tier.publish(name, spans)
         except TierFullError:
             self._count(refused=1)
             return True

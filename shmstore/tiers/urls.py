@@ -49,10 +49,7 @@ def read_url(url: str, options: dict[str, Any]) -> "tuple[_Make, SplitResult, di
     if len(given) < len(texts):
         raise ValueError(f"an option is there twice: {', '.join(name for name, _ in texts)}")
     options = {name: _parsed(known[name], name, text) for name, text in given.items()} | options
-    positive = False
-    with suppress(ValueError):
-        positive = 0 < seconds_of("timeout", options.get("timeout", 1.0)) < math.inf
-    if not positive:
+    if not 0 < seconds_of("timeout", options.get("timeout", 1.0)) < math.inf:
         raise ValueError(f"timeout must be a number of seconds above 0, not {shown(options['timeout'])}")
     return make, parts, options
 
@@ -67,17 +64,15 @@ def _split(url: str) -> SplitResult:
     """Split a URL; refuse one in which a password may be where it is shown."""
     if not isinstance(url, str):
         raise TypeError(f"url must be a str, not {kind_of(url)}")
-    try:
+    with suppress(ValueError):  # its message has a part of the URL
         parts = urlsplit(url)
-    except ValueError:  # its message has a part of the URL
-        parts = None
-    if parts is None or parts.fragment or "@" in parts.query or (parts.scheme != "file" and "@" in parts.path):
-        raise ValueError("the URL of a tier cannot be read: write @ / ? # : % of user, password and options as %XX")
-    try:
         _ = parts.port
-    except ValueError:
-        raise ValueError("the port in the URL of a tier must be a number from 1 to 65535") from None
-    return parts
+        if not (parts.fragment or "@" in parts.query or (parts.scheme != "file" and "@" in parts.path)):
+            return parts
+    raise ValueError(
+        "the URL of a tier cannot be read: write @ / ? # : % of user, password and options as %XX, and a port as a "
+        "number from 1 to 65535"
+    )
 
 
 def _parsed(kind: Callable[[str], Any], name: str, text: str) -> Any:

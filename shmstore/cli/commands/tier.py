@@ -37,7 +37,6 @@ _SIZES = "1K,1M,6M,64M"
 _COUNT = 20
 _META = 300
 """Bytes of the first span, as the metadata of an object are."""
-_TAGS = {"kind": "check", "namespace": "", "serializer": "none"}
 _CONNECTS_IN = 5.0
 """A back end may need some seconds until its server is connected."""
 _OTHERS = "look for another program or a proxy that changes keys which start with shmstore-check"
@@ -111,7 +110,7 @@ def _check_size(tier: Tier, source: Any, target: Any, nbytes: int, count: int) -
         meta, payload = memoryview(value[:_META]), memoryview(value[_META:])
         places = iter((memoryview(target[:_META]), memoryview(target[_META : _META + nbytes])))
         try:
-            timed("publish", key, [meta, payload], _TAGS)
+            timed("publish", key, [meta, payload])
             there = timed("has", [key]) == [True] and timed("fetch", key, lambda size, places=places: next(places))
         finally:
             with suppress(TierError):  # of a server that has failed, so it says why
