@@ -8,13 +8,8 @@ each put has one eviction. The fields of the item have been stored before, as fo
 first item costs 0.5 us more, for the text of its fields. `over_us` is the median of the differences of the pairs,
 because the time of a large copy drifts by more than the difference. The work is the same for every size. But a large
 copy empties the processor's caches and slows the code after it, so `over_us` grows with the size.
-
-*Delivery* times an item from the API server until a worker process has answered. It compares shared memory, pickle over
-a pipe, and torch.multiprocessing. The figure is the ratio within the group of one size.
 """
 
-import multiprocessing
-import pickle
 import statistics
 import time
 from itertools import count
@@ -55,10 +50,6 @@ def make_item(nbytes):
 def settings_for(nbytes):
     capacity = max(4 * nbytes, MIB)
     return MultiModalCacheConfig(cache_type="shm", processor_cache_gb=1, ipc_cache_gb=capacity / GIB)
-
-
-def rounds_for(nbytes):
-    return 2000 if nbytes <= 64 * KIB else 200 if nbytes <= 8 * MIB else 30
 
 
 def pairs_for(nbytes):
@@ -155,59 +146,3 @@ def test_receiver(benchmark, nbytes, engine):
         lambda: (),
         lambda made: None,
     )
-
-
-def answer(conn, settings, handle):
-    """Run the worker: answer each item as soon as its tensors can be used, whatever way it came."""
-    torch.set_num_threads(1)
-    with worker_receiver_cache_from_config(settings, 0, handle) as worker:
-        conn.send(None)
-        while (received := conn.recv()) is not None:
-            item = worker.get_and_update_item(received, "item")
-            conn.send(item["pixel_values"].data.nbytes)
-            del received, item
-
-
-@pytest.mark.parametrize("way", ["shm-miss", "shm-hit", "pipe", "torch-multiprocessing"])
-@pytest.mark.benchmark
-def test_delivery(benchmark, nbytes, way):
-    benchmark.group = f"delivery of {next(name for name, size in SIZES.items() if size == nbytes)}"
-    item = make_item(nbytes)
-    expected = item["pixel_values"].data.nbytes
-    numbers = count()
-    package = torch.multiprocessing if way == "torch-multiprocessing" else multiprocessing
-    context = package.get_context("spawn")
-    settings = settings_for(nbytes)
-    with processor_cache_from_config(settings) as sender:
-        mine, theirs = context.Pipe()
-        process = context.Process(target=answer, args=(theirs, settings, sender.handle))
-        process.start()
-        theirs.close()
-        mine.recv()
-
-        def by_reference(mm_item, mm_hash):
-            mine.send(sender.get_and_update_item(mm_item, mm_hash)[0])
-            assert mine.recv() == expected
-
-        def by_value(mm_item):
-            mine.send(mm_item)
-            assert mine.recv() == expected
-
-        def by_pickle(mm_item):
-            # Not `send`: if torch.multiprocessing is imported, that sends a handle of shared memory instead.
-            mine.send_bytes(pickle.dumps(mm_item, pickle.HIGHEST_PROTOCOL))
-            assert mine.recv() == expected
-
-        call, setup = {
-            "shm-miss": (by_reference, lambda: (((item, UPDATES), str(next(numbers))), {})),
-            "shm-hit": (by_reference, lambda: ((None, "hit"), {})),
-            "pipe": (by_pickle, lambda: ((item,), {})),
-            # The first send of a tensor moves its memory into a file. So each round has new tensors.
-            "torch-multiprocessing": (by_value, lambda: ((make_item(nbytes),), {})),
-        }[way]
-        if way == "shm-hit":
-            by_reference((item, UPDATES), "hit")
-        benchmark.pedantic(call, setup=setup, rounds=max(10, rounds_for(nbytes) // 10), warmup_rounds=8)
-        mine.send(None)
-        process.join()
-        mine.close()

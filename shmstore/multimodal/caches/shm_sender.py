@@ -333,17 +333,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             return None
 
     def _warn(self, error: ShmStoreError, more: int) -> None:
+        count, setting = self.inline_too_large + more, "shm_max_object_size_mb, at most ipc_cache_gb"
         if isinstance(error, StoreFullError):
-            count, why = self.inline_full + more, str(error)
+            count = self.inline_full + more
             setting = "shm_max_objects" if error.resource in ("slots", "leases") else "ipc_cache_gb"
-            limit = f"{setting} sets how much there is"
-        else:
-            # Not the store's hint: here its limits are settings, and the item is sent inline already.
-            count, why = self.inline_too_large + more, error.message
-            limit = "that is shm_max_object_size_mb, at most ipc_cache_gb"
-        # The error as text: a handler that keeps the record would keep the error's frames, and the items in them.
         if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
-            _log.warning("item sent inline (%d so far): %s; %s", count, why, limit)
+            # Text alone: a handler that keeps the record would keep the error's frames, and the items in them.
+            _log.warning("item sent inline (%d so far): %s (the limit is %s)", count, error.message, setting)
 
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before its workers read it; return how many were open.
@@ -380,10 +376,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self.writer.touch(mm_hash)
 
     def clear_cache(self) -> None:
-        """Forget all items, prompt updates and counts; an item that is being read stays until it has been read.
+        """Forget all items, also of other API servers, prompt updates and counts; what is being read stays until then.
 
-        Also the items of other API servers. What a tier has so far is used by no API server of this host any more, and
-        stays there for other hosts. `tier_namespace` is for changes of a processor or a model.
+        What a tier has so far is used by no API server of this host any more, and stays there for other hosts.
+        `tier_namespace` is for changes of a processor or a model.
         """
         with self._storing:
             if self.tier is not None:
@@ -398,11 +394,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             return self._counts.stat(delta)
 
     def close(self, unlink: bool | None = None) -> None:
-        """Close the store; idempotent. One with a `shm_name` stays for the next process, and another goes.
+        """Close the tier, which has a few seconds for what is still to be sent, and then the store; idempotent.
 
-        `unlink` is as in `ObjectStoreWriter.close`. Workers that have the store open can go on reading. A call of
-        another thread that is storing at the time raises StoreClosedError. Before, it gives a tier a few seconds for
-        what is still to be sent.
+        A store with a `shm_name` stays for the next process, and `unlink` is as in `ObjectStoreWriter.close`. Workers
+        go on reading. A call of another thread that is storing at the time raises StoreClosedError.
         """
         try:
             if self.tier is not None:
