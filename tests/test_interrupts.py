@@ -356,7 +356,6 @@ def test_an_interrupted_call_of_a_cache_is_done_or_not_begun_or_empties_it(
 LOOKS: list[tuple[Any, str, Callable[[Any], object]]] = [
     (LRUCache, "contains", lambda c: "c" in c),
     (LRUCache, "item", lambda c: c["c"]),
-    (LRUCache, "peek", lambda c: c.peek("c")),
     *((kind, "is_cached", lambda c: c.is_cached(["c"])) for kind in GIVE if hasattr(kind, "is_cached")),
     (lru_pair.MultiModalReceiverCache, "order", lambda c: c.order),
 ]

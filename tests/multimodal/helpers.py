@@ -1,5 +1,9 @@
 """Items and configurations in bytes, shared by the tests of the multi-modal caches."""
 
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -69,6 +73,7 @@ class OwnReceiverCache(BaseMultiModalReceiverCache):
 
 
 GIB = 1 << 30
+THREADS = 4
 MIB = 1 << 20
 
 
@@ -129,3 +134,14 @@ def shm_worker(
     cache = worker_receiver_cache_from_config(settings, rank, handle)
     assert isinstance(cache, ShmObjectStoreReceiverCache)
     return cache
+
+
+def in_threads(work: Callable[[random.Random], Any]) -> list[Any]:
+    barrier = threading.Barrier(THREADS)
+
+    def run(seed: int) -> Any:
+        barrier.wait()
+        return work(random.Random(seed))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [future.result() for future in [pool.submit(run, seed) for seed in range(THREADS)]]

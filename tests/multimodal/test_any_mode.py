@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from shmstore.multimodal import (
 )
 from tests.multimodal.helpers import (
     MIB,
-    OwnProcessorCache,
     OwnReceiverCache,
     config,
     features,
@@ -79,14 +78,6 @@ def test_served_aborted_and_rejected_requests_take_the_same_lines_in_every_mode(
     assert (mode == "shm") == raises(StoreClosedError, lambda: sender.is_cached_item("new"))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_store_and_the_inline_items_can_be_asked_for_in_every_mode(mode: str) -> None:
-    with processor_cache(MODES[mode]) as sender:
-        sender.get_and_update([(item(8), []), (item(2 * MIB), [])], ["a", "b"])
-        assert (0, mode == "shm") == (sender.inline_full, sender.inline_too_large)
-        assert (8 if mode == "shm" else None) == (sender.writer and sender.writer.stats().put_bytes)
-
-
 def test_the_demo_uses_no_cache_by_its_class() -> None:
     names = {name for name in dir(multimodal) if name.endswith("Cache") and not name.startswith("Base")}
     sources = [path.read_text() for path in (Path(__file__).parents[2] / "examples" / "demo").glob("*.py")]
@@ -140,12 +131,3 @@ def test_a_worker_that_gives_back_its_part_leaves_the_others_theirs() -> None:
                 first.release([forged, *fresh])
             assert 0 == first.release(fresh), "those after it were given back"
             assert 1 == sender.release(fresh)
-
-
-def test_a_cache_of_somebody_elses_keeps_its_own() -> None:
-    """A processor cache older than `handle`, with an attribute of that name."""
-    with OwnProcessorCache() as cache:
-        cast(Any, cache).handle = "mine"
-        assert 0 == cache.release([None, item(3)])
-        cache.invalidate(["a"])
-        assert "mine" == cast(Any, cache).handle

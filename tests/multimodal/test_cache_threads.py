@@ -1,7 +1,6 @@
 """An API server calls its cache from a pool of threads: counts add up, and no request gets the item of another."""
 
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,29 +21,12 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
 )
 from shmstore.serde import MsgpackSerde
-from tests.multimodal.helpers import MIB, config, features, item, shm_sender, shm_worker, update
+from tests.multimodal.helpers import MIB, config, features, in_threads, item, shm_sender, shm_worker, update
 
-THREADS = 4
 BATCHES = 250
 
 
-@pytest.fixture(autouse=True)
-def switching_often() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
-def in_threads(work: Callable[[random.Random], Any]) -> list[Any]:
-    barrier = threading.Barrier(THREADS)
-
-    def run(seed: int) -> Any:
-        barrier.wait()
-        return work(random.Random(seed))
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return [future.result() for future in [pool.submit(run, seed) for seed in range(THREADS)]]
+pytestmark = pytest.mark.usefixtures("switching_often")
 
 
 def sizes(mm_hash: str) -> int:
@@ -117,7 +99,7 @@ def test_the_senders_books_agree_after_many_threads_sent_the_same_items(make: Ca
         return sum(counted)
 
     assert sum(in_threads(work)) == sender.make_stats().total
-    shadow, kept = sender._sent._shadow, sender._sent._kept
+    shadow, kept = sender._shadow, sender._kept
     assert set(kept.entries) <= set(shadow.entries)
     for held in (shadow, kept):
         assert sum(size for _, size in held.entries.values()) == held.nbytes

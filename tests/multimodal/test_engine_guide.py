@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, WriterActiveError
+from shmstore import ObjectStoreWriter
 from shmstore.bindings.store import space
 from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate, factories
-from tests.multimodal.helpers import item, processor_cache, shm_sender
+from tests.multimodal.helpers import item, processor_cache
 
 ROOT = Path(__file__).parents[2]
 DETAILS = ROOT / "docs" / "reference" / "multimodal-caches.md"
@@ -31,26 +31,6 @@ def _name() -> Iterator[str]:
     name = f"shmstore-docs-{os.getpid()}"
     yield name
     Path(f"/dev/shm/{name}").unlink(missing_ok=True)
-
-
-def test_a_restarted_api_server_takes_over_the_store_as_the_page_says(name: str) -> None:
-    config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01, shm_name=name)
-    process = multiprocessing.get_context("fork").Process(target=die_with, args=(config,))
-    process.start()
-    process.join()
-    with shm_sender(config) as sender:
-        assert [1, 0, 0] == [sender.writer.recovered, sender.writer.stats().open_leases, sender.make_stats().total]
-        with pytest.raises(WriterActiveError):
-            processor_cache(config)
-        assert sender.is_cached_item("a")
-        copied = sender.writer.stats().put_bytes
-        (ref, _), *_ = sender.get_and_update([None], ["a"])
-        assert copied == sender.writer.stats().put_bytes
-        with ObjectStoreReader.attach(sender.handle, rank=0) as reader:
-            assert isinstance(ref, ObjectRef)
-            assert item(1 << 10) == reader.get(ref, copy=True)
-    with shm_sender(config) as sender:  # also after a clean end
-        assert ["a"] == sender.writer.keys()
 
 
 def test_a_sender_that_cannot_be_made_keeps_what_it_took_over_and_creates_nothing(

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter
+from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     CacheTypes,
-    MultiModalKwargsItem,
-    ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     engine_receiver_cache_from_config,
     processor_cache_from_config,
@@ -153,7 +151,7 @@ def worker(sender: ShmObjectStoreSenderCache[Picture, Updates], rank: int, polic
     return worker_receiver_cache_from_config(SHM, rank, sender.handle, types=TYPES, policy=policy)
 
 
-@pytest.mark.parametrize("policy", ["views", "copy", "private", "until_step"])
+@pytest.mark.parametrize("policy", ["views", "copy", "private"])
 def test_held_references_are_read_again_until_the_request_ends(held: Pair, policy: str) -> None:
     sender, refs = held
     workers = [worker(sender, rank, policy) for rank in range(2)]
@@ -168,28 +166,6 @@ def test_held_references_are_read_again_until_the_request_ends(held: Pair, polic
     assert fills(sender.writer)
     for cache in workers:
         cache.close()
-
-
-def test_copies_are_private_and_hold_nothing(held: Pair) -> None:
-    sender, refs = held
-    with worker(sender, 0, "copy") as cache:
-        found = cache.get_and_update_item(refs[0], "a")
-        sender.release(refs)
-        assert fills(sender.writer)
-        found["pixels"].add_(1)
-        assert 2 == found["pixels"][0]
-
-
-def test_private_items_are_writable_and_hold_their_bytes(held: Pair) -> None:
-    sender, refs = held
-    with worker(sender, 0, "private") as cache:
-        found = cache.get_and_update_item(refs[0], "a")
-        sender.release(refs)
-        found["pixels"].add_(1)
-        assert 2 == found["pixels"][0]
-        assert not fills(sender.writer)
-        del found
-        assert fills(sender.writer)
 
 
 def test_a_private_item_for_which_there_is_no_mapping_is_a_copy(held: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,54 +187,21 @@ def test_a_private_item_for_which_there_is_no_mapping_is_a_copy(held: Pair, capl
     assert (2, 0, 1) == in_child(read)
 
 
-def test_views_hold_their_bytes_as_long_as_a_feature_keeps_them(held: Pair) -> None:
+@pytest.mark.parametrize(("policy", "pins", "writable"), [("views", 1, 0), ("private", 1, 1), ("copy", 0, 1)])
+def test_views_and_private_items_keep_their_bytes_in_the_store_and_copies_do_not(
+    held: Pair, policy: str, pins: int, writable: int
+) -> None:
     sender, refs = held
-    with worker(sender, 0, "views") as cache:
+    with worker(sender, 0, policy) as cache:
         features = [Feature(refs[0], "a")]
         cache.get_and_update_features(features)
-        cache.release_step()
         sender.release(refs)
-        assert not fills(sender.writer)
+        if writable:
+            features[0].data["pixels"].add_(1)
+            assert 2 == features[0].data["pixels"][0]
+        assert fills(sender.writer) is not bool(pins)
         features.clear()
         assert fills(sender.writer)
-
-
-def test_views_until_the_step_go_back_to_references_which_can_be_read_again(held: Pair) -> None:
-    sender, refs = held
-    with worker(sender, 0, "until_step") as cache:
-        features = [Feature(refs[0], "a"), Feature(picture("inline"), "inline")]
-        for _ in range(2):
-            cache.get_and_update_features(features)
-            assert same(picture("a", 16 * KIB), features[0].data)
-            cache.release_step()
-            assert refs[0] == features[0].data
-            assert isinstance(features[1].data, dict)
-            cache.release_step()
-        sender.release(refs)
-        assert fills(sender.writer), "the feature keeps no view"
-
-
-def test_a_step_ends_for_a_repetition_and_leaves_alone_what_the_engine_has_replaced(held: Pair) -> None:
-    sender, refs = held
-    with worker(sender, 0, "until_step") as cache:
-        features = [Feature(refs[0], "a"), Feature(None, "a"), Feature(refs[1], "a")]
-        cache.get_and_update_features(features)
-        features[2].data = "replaced"
-        cache.release_step()
-        assert (refs[0], "replaced") == (features[0].data, features[2].data)
-        assert features[1].data in refs
-        sender.release(refs)
-        assert fills(sender.writer)
-
-
-def test_close_ends_the_step(held: Pair) -> None:
-    sender, refs = held
-    cache = worker(sender, 0, "until_step")
-    features = [Feature(refs[0], "a")]
-    cache.get_and_update_features(features)
-    cache.close()
-    assert refs[0] == features[0].data
-    worker(sender, 0, "views").close()  # the rank is free
 
 
 @dataclass(frozen=True)
@@ -267,26 +210,15 @@ class Frozen:
     identifier: str
 
 
-@pytest.mark.parametrize("policy", ["views", "until_step"])
-def test_an_error_leaves_every_feature_as_it_was(held: Pair, policy: str) -> None:
+def test_an_error_leaves_every_feature_as_it_was(held: Pair) -> None:
     sender, refs = held
-    with worker(sender, 0, policy) as cache:
+    with worker(sender, 0, "views") as cache:
         features: list[Any] = [Feature(refs[0], "a"), Frozen(refs[1], "a")]
         with pytest.raises(AttributeError):
             cache.get_and_update_features(features)
         assert refs == [feature.data for feature in features]
         with raises(TypeError, names=["data and identifier"]):
             cache.get_and_update_features([picture("a")])
-
-
-def test_what_is_not_a_cache_types_is_refused_by_each_cache(held: Pair) -> None:
-    for mode in MODES.values():
-        with raises(TypeError, names=["types", "CacheTypes"], hint=["CacheTypes(dict)"]):
-            processor_cache_from_config(mode, types=dict)  # type: ignore[arg-type]
-    with raises(TypeError, names=["types", "CacheTypes"]):
-        engine_receiver_cache_from_config(MODES["lru"], types=None)  # type: ignore[arg-type]
-    with raises(TypeError, names=["types", "CacheTypes"]):
-        worker_receiver_cache_from_config(SHM, 0, held[0].handle, types=None)  # type: ignore[arg-type]
 
 
 class Stranger:
@@ -323,12 +255,3 @@ def test_an_error_of_an_engines_function_reaches_it_and_leaves_no_lease() -> Non
             sender.get_and_update_item(None, "a")
         assert sender.writer is not None
         assert 0 == sender.writer.stats().open_leases
-
-
-def test_a_wrong_policy_is_named(held: Pair) -> None:
-    with raises(ValueError, names=("views", "until_step", "copy", "private", "'clone'")):
-        worker(held[0], 0, "clone")
-    with ShmObjectStoreReceiverCache(ObjectStoreReader.attach(held[0].handle)) as ours:
-        with pytest.raises(TypeError):
-            ours.get_and_update_item(picture("a"), "a")  # type: ignore[arg-type]
-        assert isinstance(ours.get_and_update_item(item(8), "a"), MultiModalKwargsItem)

@@ -1,15 +1,14 @@
 """`hash_item`: equal contents have equal hashes, and different contents have different ones."""
 
 import contextlib
-import dataclasses
 import enum
 import hashlib
 import io
 import sys
 import warnings
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, namedtuple
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,11 +63,6 @@ class OtherFit(enum.Enum):
 class Flips(enum.Flag):
     ACROSS = enum.auto()
     DOWN = enum.auto()
-
-
-@dataclasses.dataclass
-class Options:
-    size: int = 224
 
 
 make_enum: Any = enum.Enum  # mypy takes a call of Enum for a declaration
@@ -178,14 +172,6 @@ def test_items_differ_by_how_they_are_joined_and_not_by_the_batch_they_were_cut_
     assert names[2] == hash_item(elem(MultiModalFlatField([slice(0, 2), slice(2, 6)])))
 
 
-def test_dtypes_of_other_packages_differ_by_their_names() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes", reason="no extra of shmstore installs ml_dtypes")
-    one_byte = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3b11fnuz, ml_dtypes.int4, ml_dtypes.float8_e5m2, "V1"]
-    arrays = [np.zeros(3, np.uint8).view(dtype) for dtype in one_byte]
-    names = [hash_item(array) for array in arrays]
-    assert len(arrays) == len(set(names))
-
-
 def nested_tensor() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a prototype, says torch
@@ -218,26 +204,6 @@ def test_what_cannot_be_hashed_is_named_by_its_path(value: Any, names: tuple[str
         hash_item(value)
     with raises(TypeError, names=("kwargs['k']", "object")):
         hash_item("x", k=object())
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [
-        ({1, 2}, "sorted(value)"),
-        (frozenset(), "sorted(value)"),
-        (np.float32, "np.dtype(value)"),
-        (Path, "name"),
-        (Options(), "dataclasses.asdict(value)"),
-        (UserDict(a=1), "dict(value)"),
-        (torch.device("cpu"), "str(value)"),
-        (np.zeros((2, 3), np.uint8).data, "numpy.asarray(value)"),
-        (len, "plain data"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_cannot_be_hashed_comes_with_a_hint(value: Any, hint: str) -> None:
-    with raises(TypeError, names=("kwargs['k'][0]", type(value).__name__), hint=[hint]):
-        hash_item("x", k=[value])
 
 
 def test_a_container_that_contains_itself_is_refused_by_a_typed_error() -> None:
@@ -278,14 +244,6 @@ def test_the_algorithm_is_chosen_by_position_and_keywords_stay_the_processors() 
 def test_another_algorithm_is_refused_with_those_that_there_are(algorithm: Any) -> None:
     with raises(ValueError, names=("algorithm", "blake3", "sha256", "sha512")):
         hash_item("x", algorithm)
-
-
-def test_blake3_is_what_its_package_computes() -> None:
-    blake3 = pytest.importorskip("blake3", reason="no extra of shmstore installs blake3").blake3
-    stream = bytearray()
-    hashing._feed(stream.extend, "x", "value")
-    hashing._feed(stream.extend, {}, "kwargs")
-    assert [blake3(bytes(stream)).hexdigest()] * 2 == [hash_item("x"), hash_item("x", "blake3")]
 
 
 @pytest.fixture(name="pillow")
@@ -371,14 +329,6 @@ def test_an_image_of_several_frames_is_refused_and_copies_of_its_frames_are_not(
     assert 3 == len({hash_item(frame) for frame in frames})
 
 
-def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pillow: Any, tmp_path: Path) -> None:
-    path = tmp_path / "picture.gif"
-    path.write_bytes(saved(pillow, "GIF", 1).getvalue())
-    with pillow.open(path) as image:
-        image.load()
-    assert hash_item(pillow.open(saved(pillow, "GIF", 1))) == hash_item(image)
-
-
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF"])
 def test_an_image_that_is_cut_off_or_closed_is_named_by_its_path_and_why(pillow: Any, kind: str) -> None:
     data = saved(pillow, kind, 1).getvalue()
@@ -417,14 +367,9 @@ def test_a_photograph_with_a_broken_exif_header_has_no_orientation(pillow: Any, 
     assert {hash_item(plain)} == {hash_item(image) for image in [*images, *images]}
 
 
-@pytest.mark.parametrize("method", ["load", "getexif"])
-def test_memory_that_has_run_out_is_not_blamed_on_an_image(
-    pillow: Any, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    def run_out(self: object) -> Never:
-        raise MemoryError
-
-    image = pillow.new("L", (2, 2))
-    monkeypatch.setattr(type(image), method, run_out)
-    with pytest.raises(MemoryError):
-        hash_item(image)
+def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pillow: Any, tmp_path: Path) -> None:
+    path = tmp_path / "picture.gif"
+    path.write_bytes(saved(pillow, "GIF", 1).getvalue())
+    with pillow.open(path) as image:
+        image.load()
+    assert hash_item(pillow.open(saved(pillow, "GIF", 1))) == hash_item(image)

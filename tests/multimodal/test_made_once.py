@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shmstore import CacheMissError, Claim, ObjectStoreWriter
+from shmstore import CacheMissError, ObjectStoreWriter
 from shmstore.multimodal import ShmObjectStoreSenderCache as Sender
 from shmstore.multimodal.caches import shm_sender as module
 from shmstore.multimodal.caches.base import Begun
@@ -150,14 +150,6 @@ def test_it_waits_so_long_for_all_together(pair: tuple[Sender, Sender], monkeypa
     assert 1.0 == pytest.approx(sum(slept)), "the default"
 
 
-def test_a_thread_that_holds_a_claim_does_not_wait(pair: tuple[Sender, Sender]) -> None:
-    one, other = pair
-    theirs, ours = one.begin(["b"]), other.begin(["a"])
-    assert ([False], [False]) == (theirs, ours)
-    assert [None] == other.begin(["b"], wait=HOURS)
-    assert [None] == other.begin(["a"], wait=HOURS)
-
-
 def stores(sender: Sender, begun: Begun) -> None:
     sender.get_and_update_item(given(), "a")
 
@@ -225,10 +217,3 @@ def test_what_is_stored_without_its_updates_is_made_by_each_in_turn(monkeypatch:
         other.get_and_update_item(given(), "a")
         assert [[True], [True]] == [one.begin(["a"]), other.begin(["a"])]
         assert not one.writer.claimed("a")
-
-
-def test_a_claim_of_the_store_itself_counts(pair: tuple[Sender, Sender]) -> None:
-    one, other = pair
-    with other.writer.find_or_claim("a") as claim:  # type: ignore[union-attr]
-        assert isinstance(claim, Claim)
-        assert [None, False] == one.begin(["a", "b"], wait=0)

@@ -3,7 +3,6 @@
 import pickle
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from shmstore.multimodal import (
     MultiModalReceiverCache,
 )
 from shmstore.multimodal.values.items import own_memory
-from shmstore.multimodal.values.types import MULTIMODAL
 from tests.multimodal.helpers import GIB, config, item, shm_sender
 
 BYTES = 1000
@@ -76,13 +74,6 @@ def test_an_item_of_a_batch_comes_out_with_its_own_bytes_alone(mode: str) -> Non
     assert len(pickle.dumps(out[0], 5)) < 2 * BYTES
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_an_item_with_memory_of_its_own_is_passed_on_as_it_is(mode: str) -> None:
-    make, exchange = MODES[mode]
-    given = [item(9), holding([torch.zeros(3), (np.zeros(4), "text")])]
-    assert all(a is b for a, b in zip(given, exchange(make(config(GIB)), given), strict=True))
-
-
 def test_an_item_of_a_batch_that_goes_inline_is_pickled_without_the_batch() -> None:
     items = of_a_batch()
     with shm_sender(config(4096, BYTES // 2, cache_type="shm")) as cache:
@@ -102,33 +93,10 @@ def test_the_memory_kept_alive_is_the_memory_counted() -> None:
         only.get_and_update([(one, [])], [str(n)])
         mirrored.get_and_update_p0([one], [str(n)])
         receiver.get_and_update([one], [str(n)])
-    stored = only._sent._kept
+    stored = only._kept
     assert 4 * BYTES == sum(kept(one) for (one, _), _ in stored.entries.values()) == stored.nbytes
     assert 4 * BYTES == sum(kept(one) for one, _ in receiver._guard.held().entries.values()) == receiver.nbytes
     assert [BYTES] * 4 == [kept(mirrored.get_item(str(n))) for n in range(2, 6)]
-
-
-def test_what_is_neither_kept_nor_sent_is_not_copied() -> None:
-    first, again = of_a_batch()[:2]
-    only, receiver = MultiModalProcessorOnlyCache(config(BYTES - 1)), MultiModalReceiverCache(config(BYTES - 1))
-    assert only.get_and_update_item((first, []), "a")[0] is first
-    assert receiver.get_and_update_item(first, "a") is first
-    sent = MultiModalProcessorSenderCache(config(BYTES - 1)).get_and_update_item((again, []), "a")[0]
-    assert BYTES == kept(sent), "too large to be kept, but sent"
-
-
-@pytest.mark.parametrize("make", [MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache])
-def test_what_is_given_for_a_hit_is_not_copied(make: Callable[..., Any]) -> None:
-    copied: list[MultiModalKwargsItem] = []
-
-    def copying(one: MultiModalKwargsItem) -> MultiModalKwargsItem:
-        copied.append(one)
-        return own_memory(one)
-
-    cache = make(config(GIB), types=replace(MULTIMODAL, own_memory=copying))
-    for _ in range(3):
-        cache.get_and_update([(of_a_batch()[0], [])], ["a"])
-    assert 1 == len(copied)
 
 
 def view_of_bytes() -> NDArray[Any]:

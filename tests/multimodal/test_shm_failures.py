@@ -7,15 +7,11 @@ import pytest
 
 from shmstore import (
     CacheMissError,
-    MsgpackSerde,
     ObjectBusyError,
     ObjectRef,
     ObjectStoreReader,
-    ObjectStoreWriter,
-    StoreClosedError,
 )
 from shmstore.multimodal import (
-    CacheInfo,
     MultiModalBatchedField,
     MultiModalFieldElem,
     MultiModalKwargsItem,
@@ -24,7 +20,6 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from tests.multimodal.helpers import MIB, config, item, shm_sender, update
-from tests.support import is_mapped, store_name
 
 
 def _sender() -> ShmObjectStoreSenderCache:
@@ -89,14 +84,6 @@ def test_where_leases_run_out_all_that_is_missing_is_named_and_nothing_dropped(l
         sender.release(held)
 
 
-def test_an_item_that_was_given_goes_inline_where_its_second_lease_is_refused() -> None:
-    with _sender() as sender:
-        _leases(sender, 1)
-        sent = sender.get_and_update([_given("a"), None], ["a", "a"])
-        assert [ObjectRef, MultiModalKwargsItem] == [type(what) for what, _ in sent]
-        assert CacheInfo(1, 5) == sender.make_stats()
-
-
 # --- what the caller keeps -----------------------------------------------------------------------------------------
 
 
@@ -118,39 +105,6 @@ def test_stored_updates_are_nobodys_list() -> None:
         mine = [update("f")]
         sender.get_and_update_item((item(3), mine), "f")[1].append(update("later"))  # type: ignore[attr-defined]
         assert [update("f")] == sender.get_and_update_item(None, "f")[1]
-
-
-def test_an_item_invalidated_by_a_signal_handler_leaves_no_lease(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings = config(MIB, MIB, cache_type="shm")
-    with shm_sender(settings) as sender:
-        sender.release([sender.get_and_update_item((item(8), [update("a")]), "a")[0]])
-        hand_out = ObjectStoreWriter._hand_out
-
-        def handler_comes(self: ObjectStoreWriter, *arguments: Any) -> ObjectRef:
-            ref = hand_out(self, *arguments)
-            monkeypatch.undo()
-            sender.invalidate(["a"])
-            return ref
-
-        monkeypatch.setattr(ObjectStoreWriter, "_hand_out", handler_comes)
-        outputs = sender.get_and_update([(item(8), [update("a")]), (item(8), [update("b")])], ["a", "b"])
-        sender.release([sent for sent, _ in outputs])
-        assert 0 == sender.writer.stats().open_leases
-
-
-def test_a_writer_that_is_closed_during_a_put_does_not_stay_mapped() -> None:
-    class Closing(MsgpackSerde):
-        def encode(self, value: Any) -> Any:
-            writer.close()
-            return super().encode(value)
-
-    writer = ObjectStoreWriter.create(store_name(), capacity=MIB, n_readers=1, serde=Closing())
-    name = writer.handle.name
-    with pytest.raises(StoreClosedError):
-        writer.put("key", 1)
-    assert not is_mapped(name)
 
 
 @pytest.mark.parametrize(("busy", "comes"), [(2, True), (3, False)])

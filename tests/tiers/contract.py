@@ -18,7 +18,6 @@ from shmstore.errors import TierError
 from shmstore.tiers import Tier
 from tests.support import SHM, store_name
 
-TAGS = {"kind": "image", "namespace": "a tenant \N{SNOWMAN}", "serializer": "msgpack"}
 MIB = 1 << 20
 SIZES = (
     [1],
@@ -89,13 +88,13 @@ class Contract:
     def test_spans_come_back_in_number_size_order_and_bytes(self, tier: Tier, key: str, sizes: list[int]) -> None:
         assert isinstance(tier, Tier)
         values = values_of(sizes)
-        tier.publish(key, views(values), TAGS)
+        tier.publish(key, views(values))
         assert values == fetch(tier, key)
         assert values == fetch(tier, key), "the second time"
 
     def test_memory_is_asked_for_when_the_span_before_is_filled(self, tier: Tier, key: str) -> None:
         values = values_of([300, 2 * MIB, 0, 5])
-        tier.publish(key, views(values), TAGS)
+        tier.publish(key, views(values))
         spans: list[bytearray] = []
 
         def into(size: int) -> memoryview:
@@ -115,7 +114,7 @@ class Contract:
         for place, value in zip(places, values, strict=True):
             shared[place : place + len(value)] = value
         source = shared.toreadonly() if readonly else shared
-        tier.publish(key, [source[at : at + len(value)] for at, value in zip(places, values, strict=True)], TAGS)
+        tier.publish(key, [source[at : at + len(value)] for at, value in zip(places, values, strict=True)])
         shared[:MIB] = bytes(MIB)  # the bytes were taken before publish returned
         targets = iter([8 * MIB + 3, 9 * MIB + 7])
         before = bytes(shared)
@@ -140,7 +139,7 @@ class Contract:
     @pytest.mark.parametrize("declined", [0, 1, 2])
     def test_a_declined_span_ends_the_fetch_and_nothing_else(self, tier: Tier, key: str, declined: int) -> None:
         values = values_of([300, 3 * MIB, 40])
-        tier.publish(key, views(values), TAGS)
+        tier.publish(key, views(values))
         for _ in range(3):
             sizes: list[int] = []
 
@@ -156,7 +155,7 @@ class Contract:
     @pytest.mark.parametrize("failing", [0, 1])
     def test_an_error_of_into_arrives_and_the_next_call_works(self, tier: Tier, key: str, failing: int) -> None:
         values = values_of([300, 3 * MIB])
-        tier.publish(key, views(values), TAGS)
+        tier.publish(key, views(values))
         calls = []
 
         def into(size: int) -> memoryview:
@@ -186,7 +185,7 @@ class Contract:
         self, tier: Tier, key: str, wrong: Callable[[int], Any], error: type[Exception], failing: int
     ) -> None:
         values = values_of([300, 400])
-        tier.publish(key, views(values), TAGS)
+        tier.publish(key, views(values))
         calls = []
 
         def into(size: int) -> Any:
@@ -201,17 +200,17 @@ class Contract:
         "sizes", [[300, 2 * MIB], [10, 5], [2 * MIB, 300], [300], [1, 2, 3, 4], [0]], ids=lambda sizes: str(sizes)
     )
     def test_a_publish_replaces_the_value_of_its_key(self, tier: Tier, key: str, sizes: list[int]) -> None:
-        tier.publish(key, views(values_of([300, 1 * MIB], seed=1)), TAGS)
+        tier.publish(key, views(values_of([300, 1 * MIB], seed=1)))
         values = values_of(sizes, seed=2)
-        tier.publish(key, views(values), {})
+        tier.publish(key, views(values))
         assert values == fetch(tier, key)
         tier.remove([key])
         assert fetch(tier, key) is None, "nothing of the older value comes back"
 
-    def test_has_tells_what_is_there_and_forget_removes_only_its_keys(self, tier: Tier, key: str) -> None:
+    def test_has_tells_what_is_there_and_remove_removes_only_its_keys(self, tier: Tier, key: str) -> None:
         keys = [f"{key}-{n}" for n in range(5)]
         for n in (0, 2, 3):
-            tier.publish(keys[n], views(values_of([100, 1000], seed=n)), TAGS)
+            tier.publish(keys[n], views(values_of([100, 1000], seed=n)))
         assert [True, False, True, True, False] == tier.has(keys)
         assert [True, True, False] == tier.has([keys[3], keys[3], keys[4]])
         tier.remove([keys[0], keys[1], keys[3], keys[3]])
@@ -231,7 +230,7 @@ class Contract:
             key,
         ]
         for n, one in enumerate(odd):
-            tier.publish(one, views(values_of([10, 20], seed=10 * n)), TAGS)
+            tier.publish(one, views(values_of([10, 20], seed=10 * n)))
         assert [True] * len(odd) == tier.has(odd)
         assert [values_of([10, 20], seed=10 * n) for n in range(len(odd))] == [fetch(tier, one) for one in odd]
         tier.remove(odd[:4])
@@ -242,7 +241,7 @@ class Contract:
             for n in range(12):
                 own = f"{key}-{worker}-{n % 3}"
                 values = values_of([100 + worker, [0, 50_000, 1 * MIB][n % 3] + worker], seed=100 * worker + n)
-                tier.publish(own, views(values), TAGS)
+                tier.publish(own, views(values))
                 assert [True, False] == tier.has([own, own + "-absent"])
                 assert tier.fetch(own, lambda size: None) is False
                 assert values == fetch(tier, own)
@@ -259,7 +258,7 @@ class Contract:
         started = finished = 0
         hits: list[int] = []
         over = threading.Event()
-        tier.publish(key, views(checked(payloads[0])), TAGS)
+        tier.publish(key, views(checked(payloads[0])))
 
         def read() -> None:
             last = False
@@ -280,7 +279,7 @@ class Contract:
             try:
                 for n in range(1, len(payloads)):
                     started = n
-                    tier.publish(key, views(checked(payloads[n])), TAGS)
+                    tier.publish(key, views(checked(payloads[n])))
                     finished = n
             finally:
                 over.set()
@@ -294,7 +293,7 @@ class Contract:
     def test_a_key_that_is_not_short_printable_ascii_is_refused(self, tier: Tier, wrong: Any) -> None:
         error, words = (ValueError, "printable ASCII of 1 to 200") if isinstance(wrong, str) else (TypeError, "a str")
         for call in (
-            lambda: tier.publish(wrong, [memoryview(b"a")], TAGS),
+            lambda: tier.publish(wrong, [memoryview(b"a")]),
             lambda: tier.fetch(wrong, lambda size: memoryview(bytearray(size))),
             lambda: tier.has(["good", wrong]),
             lambda: tier.remove(["good", wrong]),
@@ -320,17 +319,17 @@ class Contract:
     def test_spans_that_are_not_flat_bytes_are_refused_and_change_nothing(
         self, tier: Tier, key: str, spans: Any, error: type[Exception]
     ) -> None:
-        tier.publish(key, views(values_of([5, 6])), TAGS)
+        tier.publish(key, views(values_of([5, 6])))
         with pytest.raises(error, match="span"):
-            tier.publish(key, spans, TAGS)
+            tier.publish(key, spans)
         assert values_of([5, 6]) == fetch(tier, key)
 
     def test_a_closed_tier_refuses_every_call_but_close(self, tier: Tier, key: str) -> None:
-        tier.publish(key, views(values_of([5, 6])), TAGS)
+        tier.publish(key, views(values_of([5, 6])))
         tier.close()
         tier.close()
         for call in (
-            lambda: tier.publish(key, [memoryview(b"a")], TAGS),
+            lambda: tier.publish(key, [memoryview(b"a")]),
             lambda: tier.fetch(key, lambda size: pytest.fail("the tier is closed")),
             lambda: tier.has([key]),
             lambda: tier.remove([key]),

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from shmstore.errors import TierError
 from shmstore.tiers import Into
@@ -13,7 +13,6 @@ class MemoryTier:
 
     def __init__(self) -> None:
         self.values: dict[str, list[bytearray]] = {}
-        self.tags: dict[str, dict[str, str]] = {}
         self.fail: Exception | None = None
         self.pause: threading.Event | None = None
         self.waiting = threading.Event()
@@ -25,13 +24,12 @@ class MemoryTier:
         if self.fail is not None:
             raise self.fail
 
-    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         self._called("publish")
         if self.pause is not None:
             self.waiting.set()
             self.pause.wait(10)
         self.values[key] = [bytearray(span) for span in spans]
-        self.tags[key] = dict(tags)
 
     def fetch(self, key: str, into: Into) -> bool:
         self._called("fetch")

@@ -1,6 +1,5 @@
 """The figures of a tier in the segment: as `StoreTier` counts them, for each writer, until its process is replaced."""
 
-import os
 import threading
 from dataclasses import fields
 
@@ -113,33 +112,6 @@ def test_what_waits_is_shown_when_a_call_ends_and_the_end_shows_what_was_dropped
     assert figures(writer) == TierStats(misses=1, published=2, published_bytes=0, dropped=3)
 
 
-def test_publishes_alone_are_queued_and_dropped_and_each_is_counted_once(stores: Stores) -> None:
-    writer, memory = stores.create(), MemoryTier()
-    tier = StoreTier(writer, memory, queue=4)
-    memory.pause = threading.Event()
-    for number in range(10):  # one is being sent, four wait, and five were dropped
-        writer.put(f"k{number}", number)
-        tier.publish(f"k{number}")
-        assert memory.waiting.wait(10)
-        tier.remove([f"other-{number}"])
-    assert (tier.stats().queued, tier.stats().dropped) == (4, 5)
-    writer.delete("k9")
-    memory.pause.set()
-    assert tier.flush(10)
-    memory.fail = TierFullError()
-    tier.publish("k1")
-    assert tier.flush(10)
-    memory.fail = late()
-    tier.publish("k2")
-    assert tier.flush(10)
-    stats = tier.stats()
-    assert (stats.published, stats.refused, stats.dropped, stats.queued) == (4, 1, 7, 0)
-    assert (stats.errors, stats.skipped, stats.misses) == (1, 0, 0)
-    tier.close()
-    tier.publish("k3")
-    assert tier.stats().dropped == 8
-
-
 def test_older_figures_never_replace_newer_ones(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = stores.create()
     tier = StoreTier(writer, MemoryTier())
@@ -192,20 +164,6 @@ def test_a_successor_shows_a_tier_of_its_own_or_none(stores: Stores) -> None:
     own.close()
 
 
-def test_a_child_leaves_the_figures_alone(stores: Stores) -> None:
-    writer = stores.create()
-    tier = StoreTier(writer, MemoryTier())
-    pid = os.fork()
-    if pid == 0:
-        try:
-            tier._count(misses=1)
-        finally:
-            os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert figures(writer) == TierStats()
-    tier.close()
-
-
 @pytest.fixture
 def writers(stores: Stores) -> tuple[ObjectStoreWriter, ...]:
     """Three writers of a store; the first two have a tier, and the second's fails."""
@@ -222,20 +180,6 @@ def test_writers_have_their_own_figures_and_the_store_has_the_sum(writers: tuple
     assert [writer.tier and writer.tier.hits for writer in facts.writers] == [3, 4, None]
     assert facts.tier == TierStats(7, 3072, 2, errors=5, saved_seconds=4.0, queued=3, open=True)
     assert facts.tier.open is True, "not a sum, also in JSON"
-
-
-def test_dump_has_a_line_for_each_tier_and_top_of_a_store_one_for_the_sum(
-    writers: tuple[ObjectStoreWriter, ...],
-) -> None:
-    ran = piped("dump", writers[0].name)
-    lines = [line.strip() for line in ran.out.splitlines() if "tier" in line]
-    assert [line.split(":")[0] for line in lines] == ["tier of writer 0", "tier of writer 1"]
-    assert "3 hits (2 KiB), 2 misses, 0 declined, 0 damaged, 1.5 s saved;" in lines[0]
-    assert lines[0].endswith("; 0 published (0 B), 1 queued, 0 dropped, 0 refused; 0 errors, 0 skipped")
-    assert lines[1].endswith("; 5 errors, 0 skipped; circuit open")
-    (line,) = (line for line in piped("top", writers[0].name, "--iterations", "1").out.splitlines() if "tier" in line)
-    assert line.startswith("tier: 7 hits (3 KiB), 2 misses, 0 declined, 0 damaged, 4.0 s saved;")
-    assert line.endswith("circuit open")
 
 
 @pytest.mark.alone

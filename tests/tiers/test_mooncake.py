@@ -20,7 +20,7 @@ from shmstore.errors import TierError, TierFullError
 from shmstore.tiers.mooncake import INLINE, LANES, MooncakeTier
 from tests.fleet.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 from tests.support import SHM, children, store_name
-from tests.tiers.contract import MIB, TAGS, Contract, fetch, random_bytes, values_of, views
+from tests.tiers.contract import MIB, Contract, fetch, random_bytes, values_of, views
 
 if problem := missing_for_mooncake():
     pytest.skip(problem, allow_module_level=True)  # one line for all of them
@@ -44,7 +44,7 @@ def works_again(tier: MooncakeTier, key: str) -> None:
     deadline = time.monotonic() + 30
     while True:
         try:
-            tier.publish(key, views(value), TAGS)
+            tier.publish(key, views(value))
             if value == fetch(tier, key):
                 return
         except TierError:
@@ -158,7 +158,7 @@ def test_two_hosts_move_spans_from_and_into_their_arenas(
     starts = [n * 65 * MIB + 64 for n in range(len(sizes))]
     spans = [arena.filled(at, value) for at, value in zip(starts, values, strict=True)]
     connected(other)
-    one.publish(key, spans, TAGS)
+    one.publish(key, spans)
     arena.view[: 200 * MIB : MIB] = bytes(200)
     targets = iter(starts)
     assert other.fetch(key, lambda size: (lambda at: arena.view[at : at + size])(next(targets)))
@@ -170,25 +170,19 @@ def test_a_span_outside_of_registered_memory_is_as_large_as_staging_or_less(
 ) -> None:
     tier = connected(make(servers.address, PATIENT, staging=MIB))
     value = values_of([MIB])
-    tier.publish(key, views(value), TAGS)
+    tier.publish(key, views(value))
     assert value == fetch(tier, key)
     with pytest.raises(TierError, match="register its memory"):
-        tier.publish(key, [memoryview(bytes(MIB + 1))], TAGS)
-    shared_tier.publish(key, [memoryview(bytes(MIB + 1))], TAGS)
+        tier.publish(key, [memoryview(bytes(MIB + 1))])
+    shared_tier.publish(key, [memoryview(bytes(MIB + 1))])
     with pytest.raises(TierError, match="register its memory"):
         fetch(tier, key)
     assert [True] == tier.has([key])
 
 
-def test_memory_that_is_longer_than_its_file_is_refused(shared_tier: MooncakeTier, tmp_path: Path) -> None:
-    (tmp_path / "short").write_bytes(b"short")
-    with pytest.raises(ValueError, match="is shorter"):
-        shared_tier.register(memoryview(bytearray(6)), tmp_path / "short")
-
-
 def test_a_value_that_is_not_ours_or_not_whole_is_a_miss(shared_tier: MooncakeTier, key: str) -> None:
     tier = shared_tier
-    tier.publish(key, views(values_of([INLINE + 1, 5])), TAGS)
+    tier.publish(key, views(values_of([INLINE + 1, 5])))
     change = changing(tier)
     change("upsert", f"{key}/0", INLINE)
     said = partial(tier.fetch, key, lambda size: memoryview(bytearray(size)))
@@ -215,8 +209,8 @@ def changing(tier: MooncakeTier) -> Callable[[str, str, int], None]:
     return change
 
 
-def test_forget_removes_the_large_spans_too(shared_tier: MooncakeTier, key: str) -> None:
-    shared_tier.publish(key, views(values_of([5, INLINE + 1, 2 * INLINE])), TAGS)
+def test_remove_removes_the_large_spans_too(shared_tier: MooncakeTier, key: str) -> None:
+    shared_tier.publish(key, views(values_of([5, INLINE + 1, 2 * INLINE])))
     names = [f"{key}/{name}" for name in ("head", "1", "2")]
 
     def there() -> list[int]:
@@ -229,21 +223,6 @@ def test_forget_removes_the_large_spans_too(shared_tier: MooncakeTier, key: str)
     assert [0, 0, 0] == there()
 
 
-def test_two_hosts_may_publish_the_same_key_at_the_same_time(
-    servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
-) -> None:
-    tiers = [shared_tier, connected(make(servers.address, PATIENT))]
-    value = values_of([5, 4 * MIB])
-
-    def publish(tier: MooncakeTier) -> None:
-        for _ in range(25):
-            tier.publish(key, views(value), TAGS)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(publish, tiers))
-    assert value == fetch(shared_tier, key)
-
-
 # ---- trouble
 
 
@@ -252,7 +231,7 @@ def test_a_store_without_room_is_full_and_goes_on(
 ) -> None:
     tier = connected(make(few.address, PATIENT, staging=64 * MIB))
     with pytest.raises(TierFullError):
-        tier.publish(key, [memoryview(bytes(40 * MIB))], TAGS)
+        tier.publish(key, [memoryview(bytes(40 * MIB))])
     assert fetch(tier, key) is None
     works_again(tier, key)
 
@@ -264,7 +243,7 @@ def test_a_killed_node_is_a_miss_or_an_error_and_another_one_takes_over(
     works_again(tier, key)
     end(few.node)
     in_time(lambda: pytest.fail("the value is gone") if fetch(tier, key) else None)
-    in_time(lambda: tier.publish(key, views(values_of([5, MIB])), TAGS))
+    in_time(lambda: tier.publish(key, views(values_of([5, MIB]))))
     in_time(lambda: tier.has([key]))
     few.start_node()
     works_again(tier, key)
@@ -278,7 +257,7 @@ def test_a_killed_master_is_an_error_and_another_one_knows_nothing(
     end(few.master)
     for call in (
         lambda: fetch(tier, key),
-        lambda: tier.publish(key, views(values_of([5, MIB])), TAGS),
+        lambda: tier.publish(key, views(values_of([5, MIB]))),
     ):
         assert in_time(call) is not None
     few.start_master()
@@ -302,7 +281,7 @@ def test_a_stopped_server_is_late_and_the_memory_of_late_calls_is_free(
     size = 8 * MIB
     source = arena.filled(0, random_bytes(1, size))
     target = arena.view[size : 2 * size]
-    shared_tier.publish(key, [memoryview(b"a"), source], TAGS)
+    shared_tier.publish(key, [memoryview(b"a"), source])
     process = getattr(servers, who)
 
     def into(size: int) -> memoryview:
@@ -314,7 +293,7 @@ def test_a_stopped_server_is_late_and_the_memory_of_late_calls_is_free(
     try:
         assert in_time(lambda: tier.fetch(key, into)) is not None
         target[:] = bytes(size)
-        assert in_time(lambda: tier.publish(key, [memoryview(b"b"), source], TAGS)) is not None
+        assert in_time(lambda: tier.publish(key, [memoryview(b"b"), source])) is not None
         assert who == "node" or in_time(lambda: tier.has([key])) is not None
     finally:
         process.send_signal(signal.SIGCONT)
@@ -348,7 +327,7 @@ def test_a_late_call_ends_those_beside_it_and_no_call_waits_for_a_lane_too_long(
     servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
 ) -> None:
     tier = connected(make(servers.address))
-    shared_tier.publish(key, views(values_of([5, MIB])), TAGS)
+    shared_tier.publish(key, views(values_of([5, MIB])))
     servers.node.send_signal(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(3 * LANES) as pool:
@@ -357,19 +336,6 @@ def test_a_late_call_ends_those_beside_it_and_no_call_waits_for_a_lane_too_long(
         servers.node.send_signal(signal.SIGCONT)
     assert None not in errors
     works_again(tier, key)
-
-
-def test_a_span_that_waits_for_its_memory_leaves_the_lane_to_others(
-    servers: MooncakeServers, make: Callable[..., MooncakeTier], key: str
-) -> None:
-    tier = connected(make(servers.address, PATIENT))
-    tier.publish(key, views(values_of([5, MIB])), TAGS)
-
-    def into(size: int) -> memoryview:
-        assert [True] == tier.has([key])  # in another lane
-        return memoryview(bytearray(size))
-
-    assert tier.fetch(key, into)
 
 
 @pytest.mark.usefixtures("shared_tier")  # so the servers work
@@ -427,16 +393,3 @@ def test_the_client_locks_what_it_may_write(servers: MooncakeServers, arena: Are
         assert [0, client, client, 0] == asked
         tier.close()
         assert 0 == locked_by(fd, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error", "names"),
-    [
-        ({"master": "host"}, ValueError, "host:port"),
-        ({"master": "host:"}, ValueError, "host:port"),
-        ({"staging": INLINE}, ValueError, "staging"),
-    ],
-)
-def test_wrong_options_are_refused(wrong: dict[str, object], error: type[Exception], names: str) -> None:
-    with pytest.raises(error, match=names):
-        MooncakeTier(**{"master": "host:1", **wrong})  # type: ignore[arg-type]

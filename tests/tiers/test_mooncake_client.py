@@ -9,7 +9,7 @@ import pytest
 from shmstore.errors import TierError
 from shmstore.tiers import mooncake
 from shmstore.tiers.mooncake import MooncakeTier
-from tests.tiers.contract import TAGS, views
+from tests.tiers.contract import views
 
 TIMEOUT = 0.5
 PROGRAM = """
@@ -61,7 +61,7 @@ def test_a_client_that_is_late_or_talks_nonsense_is_an_error_in_time(
     program.write_text(PROGRAM + says)
     monkeypatch.setattr(mooncake, "_PROGRAM", str(program))
     calls: dict[str, Callable[[], object]] = {
-        "publish": lambda: tier.publish("key", views([b"meta"]), TAGS),
+        "publish": lambda: tier.publish("key", views([b"meta"])),
         "fetch": lambda: tier.fetch("key", lambda size: memoryview(bytearray(size))),
         "has": lambda: tier.has(["key"]),
         "remove": lambda: tier.remove(["key"]),

@@ -1,8 +1,6 @@
 """The password of a tier: it is given by the environment, and no command, log line, error or metric shows it."""
 
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.tiers import StoreTier, open_tier
 from tests.inspect.cases import piped
 from tests.multimodal.helpers import MIB
-from tests.support import raises, store_name
+from tests.support import raises
 from tests.tiers.redis_server import RedisServer
 
 SECRET = "PASSWORD-OF-A-TEST"
@@ -62,28 +60,6 @@ def test_without_both_a_command_says_how_to_give_one(
     for command in (["tier", "check"], ["relay", "--store", "none", "--namespace", "a"]):
         assert 2 == main(command)
         assert "SHMSTORE_TIER" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("given")
-def test_a_relay_of_the_environment_s_tier_is_seen_without_the_password(tmp_path: Path) -> None:
-    name = store_name()
-    command = [sys.executable, "-m", "shmstore", "relay", "--store", name, "--namespace", "a"]
-    command += ["--socket", f"{tmp_path}/socket"]
-    with ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2):
-        relay = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert relay.stdout is not None
-        said = relay.stdout.readline()
-        try:
-            assert SECRET not in Path(f"/proc/{relay.pid}/cmdline").read_text()
-            for options in (("top", name, "--iterations", "1"), ("dump", name), ("ls",), ("verify", name)):
-                ran = piped(*options)
-                assert 0 == ran.status
-                said += ran.out + ran.err
-        finally:
-            relay.terminate()
-            said += "".join(relay.communicate())
-    assert name in said
-    assert SECRET not in said
 
 
 def test_neither_logs_nor_metrics_nor_records_have_the_password(

@@ -15,7 +15,7 @@ import msgpack
 import pytest
 import torch
 
-from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreClosedError
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter
 from shmstore.errors import CacheMissError, StaleRefError
 from shmstore.multimodal import ShmObjectStoreReceiverCache
 from shmstore.tiers import StoreTier
@@ -123,28 +123,6 @@ def test_keys_of_namespaces_are_fetched_too(host: Host, elsewhere: Elsewhere, na
         assert host.reader.get(conversation.fetch(key, namespace=namespace)) == "value"
 
 
-def test_each_block_has_its_own_connection(host: Host, elsewhere: Elsewhere) -> None:
-    elsewhere.put()
-    client = host.client()
-    with client.fetching() as one, client.fetching() as other:
-        for conversation in (one, other, one):
-            conversation.fetch(KEY)
-        assert len(host.relay._connections) == 2
-        assert host.leases() == 2
-    until(lambda: host.leases() == 0)
-
-
-def test_an_error_in_the_block_ends_the_leases_and_leaves_nothing(host: Host, elsewhere: Elsewhere) -> None:
-    elsewhere.put()
-    client = host.client()
-    with pytest.raises(ZeroDivisionError), client.fetching() as conversation:
-        conversation.fetch(KEY)
-        _ = 1 / 0
-    until(lambda: host.leases() == 0)
-    with client.fetching() as conversation:
-        assert conversation.fetch(KEY).store_id == host.writer.handle.store_id
-
-
 def test_an_interrupted_request_leaves_no_answer_for_the_next(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     elsewhere.put("other", "value")
@@ -181,14 +159,6 @@ def test_what_does_not_come_is_a_miss_after_the_wait(host: Host) -> None:
     assert 0.3 <= time.monotonic() - begin < 10
     assert caught.value.mm_hashes == (KEY,)
     assert host.leases() == 0
-
-
-def test_the_relay_names_damage_among_the_causes(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
-    elsewhere.put()
-    (value,) = memory.values.values()
-    value[1][0] ^= 1
-    with raises(CacheMissError, ["damaged"], ["what the relay logs"]):
-        host.fetch(wait=0.1)
 
 
 def test_the_wait_is_for_a_block_as_a_whole(host: Host, elsewhere: Elsewhere) -> None:
@@ -361,13 +331,6 @@ def test_its_end_ends_connections_leases_and_socket(host: Host, elsewhere: Elsew
         host.fetch()
 
 
-def test_a_second_relay_does_not_take_the_socket_of_a_living_one(host: Host, elsewhere: Elsewhere) -> None:
-    elsewhere.put()
-    with pytest.raises(FileExistsError, match="another relay"):
-        Relay(host.relay.path)
-    assert host.fetch() == three_tensors(SIZE)
-
-
 @pytest.mark.parametrize("kind", ["file", "folder", "stream", "full"])
 def test_what_has_the_path_stays_and_the_error_says_what_to_do(host: Host, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "taken"
@@ -387,12 +350,6 @@ def test_what_has_the_path_stays_and_the_error_says_what_to_do(host: Host, tmp_p
                 Relay(path)
         assert caught.value.filename == str(path)
         assert path.lstat() == before
-
-
-def test_a_folder_that_is_missing_is_named(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        Relay(tmp_path / "none" / "socket")
-    assert str(tmp_path / "none" / "socket") == caught.value.filename
 
 
 def test_it_survives_that_no_file_descriptor_is_free(
@@ -435,17 +392,6 @@ def test_it_survives_that_no_thread_can_be_started(
     assert host.fetch() == three_tensors(SIZE)
 
 
-def test_a_worker_that_repeats_itself_takes_one_lease_for_each_key(host: Host, elsewhere: Elsewhere) -> None:
-    elsewhere.put()
-    elsewhere.put("namespaced", namespace="a")
-    elsewhere.put("namespaced", namespace="b")
-    with host.client().fetching() as conversation:
-        for _ in range(2):
-            refs = {conversation.fetch(KEY) for _ in range(100)}
-            refs |= {conversation.fetch("namespaced", namespace=namespace) for namespace in "ab"}
-            assert (len(refs), host.leases()) == (3, 3)
-
-
 def test_a_relay_whose_backlog_is_full_is_tried_again_within_the_wait(
     host: Host, elsewhere: Elsewhere, tmp_path: Path
 ) -> None:
@@ -474,7 +420,7 @@ def worker(host: Host, **more: Any) -> Any:
     return ShmObjectStoreReceiverCache(host.reader, **more)
 
 
-@pytest.mark.parametrize("policy", ["views", "until_step", "copy"])
+@pytest.mark.parametrize("policy", ["views", "copy"])
 def test_a_workers_cache_reads_references_of_another_host(host: Host, elsewhere: Elsewhere, policy: str) -> None:
     names = ["one", "two"]
     refs = [elsewhere.put(name) for name in names]
@@ -482,24 +428,10 @@ def test_a_workers_cache_reads_references_of_another_host(host: Host, elsewhere:
     for _ in range(2):
         batch = features(names, refs)
         assert [one.data for one in cache.get_and_update_features(batch)] == [three_tensors(SIZE)] * 2
-        cache.release_step()
-        assert [one.data is ref for one, ref in zip(batch, refs, strict=True)] == [policy == "until_step"] * 2
         assert cache.get_and_update_item(refs[0], "one") == three_tensors(SIZE)
     del batch
     until(lambda: host.leases() == 0)
     assert host.tier.stats().hits == 2
-    cache.close()
-
-
-def test_views_hold_the_bytes_after_the_lease_has_ended(host: Host, elsewhere: Elsewhere) -> None:
-    cache = worker(host)
-    item = cache.get_and_update_item(elsewhere.put(), KEY)
-    until(lambda: host.leases() == 0)
-    for number in range(100):
-        host.writer.cancel(host.writer.put(f"more-{number}", torch.full((70_000,), number, dtype=torch.uint8)))
-    assert not host.writer.is_cached(KEY) or item == three_tensors(SIZE)
-    assert item == three_tensors(SIZE)
-    del item
     cache.close()
 
 
@@ -534,24 +466,11 @@ def test_references_of_the_own_store_do_not_touch_the_relay(host: Host, tmp_path
     assert not host.relay._connections
 
 
-def test_without_a_relay_a_reference_of_another_host_is_missing(host: Host, elsewhere: Elsewhere) -> None:
-    with pytest.raises(CacheMissError):
-        worker(host, relay=None).get_and_update_item(elsewhere.put(), KEY)
-
-
 def test_release_ignores_references_of_another_host(host: Host, elsewhere: Elsewhere) -> None:
     foreign, own = elsewhere.put(), host.writer.put("own", 1)
     assert worker(host).release([foreign, own, None]) == 1
     with pytest.raises(StaleRefError):
         worker(host, relay=None).release([foreign])
-
-
-def test_a_closed_cache_asks_nobody(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
-    cache = worker(host)
-    cache.close()
-    with pytest.raises(StoreClosedError):
-        cache.get_and_update_item(elsewhere.put(), KEY)
-    assert not host.relay._connections
 
 
 # ---- arguments

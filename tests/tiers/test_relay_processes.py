@@ -183,15 +183,6 @@ def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hos
         assert inspector.facts().puts == 2  # the first one came along
 
 
-def test_a_relay_that_is_restarted_meanwhile_costs_no_miss(hosts: Hosts) -> None:
-    sent = hosts.send("1:5000")
-    cache = hosts.worker()
-    assert cache.get_and_update(sent, ["1:5000"]) == [truth("1:5000")]
-    hosts.relay.kill()
-    hosts.relay = hosts.start().listening()
-    assert cache.get_and_update(sent, ["1:5000"]) == [truth("1:5000")]
-
-
 def test_a_stopped_relay_costs_a_miss_after_the_wait(hosts: Hosts) -> None:
     sent = hosts.send("1:5000")
     cache = hosts.worker(wait=0.1)
@@ -242,7 +233,7 @@ def test_a_configuration_makes_room_for_the_relay_of_its_host(tmp_path: Path) ->
         sender = stack.enter_context(shm_sender(settings))
         assert (2, 2 * MIB) == (sender.writer.n_writers, sender.writer.stats().capacity)
         relay = RelayProcess(name, tmp_path, stack).listening()
-        with raises(WriterActiveError, [name], ["api_process_count is 1", "relay"]):
+        with raises(WriterActiveError, [name], ["api_process_count", "relay"]):
             shm_sender(settings)
         assert relay.end() == 0
         sender.close()
@@ -253,26 +244,6 @@ def test_a_configuration_makes_room_for_the_relay_of_its_host(tmp_path: Path) ->
         (line,) = refused.stderr.splitlines()
         assert name in line
         assert "set relay=True in the configuration" in line
-
-
-@pytest.mark.parametrize(
-    "options", [["--create"], ["--create", "--capacity", "1M"], ["--n-readers", "1"], ["--prefault"]]
-)
-def test_options_that_do_not_fit_are_refused(options: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    from shmstore.cli.main import main
-
-    assert main([*RELAY[3:], "--tier", "file:///none", "--store", "none", *options]) == 2
-    assert "--create needs" in capfd.readouterr().err
-
-
-def test_a_wrong_url_is_refused_before_a_store_is_made(capfd: pytest.CaptureFixture[str]) -> None:
-    from shmstore.cli.main import main
-
-    name = store_name()
-    create = ["--create", "--capacity", "1M", "--n-readers", "1"]
-    assert main([*RELAY[3:], "--tier", "nothing://here", "--store", name, *create]) == 1
-    assert "nothing" in capfd.readouterr().err
-    assert not (SHM / name).exists()
 
 
 @pytest.mark.parametrize("kind", ["no folder", "a file"])
@@ -290,18 +261,6 @@ def test_a_socket_that_cannot_be_made_is_refused_before_a_store_is_made(
     assert not (SHM / name).exists()
 
 
-def test_a_second_relay_is_told_to_end_the_first(hosts: Hosts) -> None:
-    command = [*RELAY, "--tier", f"file://{hosts.folder}", "--store", hosts.store, "--socket", f"{hosts.folder}/second"]
-    command += ["--create", "--capacity", "8M", "--n-readers", str(WORKERS)]
-    second = subprocess.run(command, capture_output=True, text=True)
-    assert (1, True, False) == (
-        second.returncode,
-        "the other relay" in second.stderr,
-        "n_writers that" in second.stderr,
-    )
-    assert not (hosts.folder / "second").exists()
-
-
 def test_a_relay_joins_or_makes_the_store_in_its_folder(tmp_path: Path) -> None:
     name, folder = store_name(), SHM / store_name()
     (tmp_path / "tier").mkdir()
@@ -316,34 +275,3 @@ def test_a_relay_joins_or_makes_the_store_in_its_folder(tmp_path: Path) -> None:
         relay = RelayProcess(name, tmp_path, stack, "--dir", str(folder), *create).listening()
         assert 0 == relay.end()
         ObjectStoreWriter.unlink(name, dir=folder)
-
-
-def test_the_namespace_is_given(capfd: pytest.CaptureFixture[str]) -> None:
-    from shmstore.cli.main import main
-
-    assert main(["relay", "--tier", "file:///none", "--store", "none"]) == 2
-    assert "--namespace" in capfd.readouterr().err
-
-
-def test_a_tier_that_does_not_answer_at_the_start_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with ExitStack() as stack:
-        name = store_name()
-        stack.enter_context(ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2))
-        for there in (False, True):
-            if there:
-                (tmp_path / "tier").mkdir()
-            assert RelayProcess(name, tmp_path, stack).listening().end() == 0
-            assert there is not (f"{tmp_path}/tier: No such file" in capfd.readouterr().err)
-
-
-def test_its_operator_sees_what_it_logs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "tier").touch()  # not a folder: each fetch fails
-    with ExitStack() as stack:
-        name = store_name()
-        stack.enter_context(ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2))
-        relay = RelayProcess(name, tmp_path, stack).listening()
-        client = RelayClient(relay.socket, wait=0.1)
-        with pytest.raises(CacheMissError), client.fetching() as conversation:
-            conversation.fetch("none")
-        assert relay.end() == 0
-    assert f"{tmp_path}/tier" in capfd.readouterr().err

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter
-from shmstore.errors import CacheMissError
 from shmstore.multimodal import CacheTypes, ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
 from shmstore.multimodal.values.types import MULTIMODAL
 from shmstore.tiers import StoreTier
@@ -103,16 +102,6 @@ def test_a_hit_does_not_ask_the_tier(hosts: list[Host], memory: MemoryTier) -> N
     assert memory.calls == []
 
 
-def test_a_dead_tier_costs_no_request(hosts: list[Host], memory: MemoryTier) -> None:
-    memory.fail = late()
-    for host in hosts:
-        for name in NAMES:
-            host.request(name)
-        assert host.processed == NAMES
-        host.request(*NAMES)
-        assert host.processed == NAMES
-
-
 def test_an_item_without_stored_updates_is_not_published(memory: MemoryTier) -> None:
     with ExitStack() as stack:
         host = Host(memory, stack)
@@ -120,14 +109,6 @@ def test_an_item_without_stored_updates_is_not_published(memory: MemoryTier) -> 
         host.request(*NAMES)
         assert host.tier.flush(10)
         assert memory.values == {}
-
-
-def test_an_item_that_the_store_refuses_is_not_published(hosts: list[Host], memory: MemoryTier) -> None:
-    here, _ = hosts
-    output = here.sender.get_and_update_item((three_tensors(5 * MIB), [update("large")]), "large")
-    assert not isinstance(output[0], ObjectRef)
-    assert here.tier.flush(10)
-    assert memory.values == {}
 
 
 def test_an_invalid_item_is_forgotten_by_the_tier(hosts: list[Host], memory: MemoryTier) -> None:
@@ -238,11 +219,6 @@ def test_an_item_goes_inline_while_a_late_tier_may_still_write_it(memory: Memory
         there.sender.clear_cache()
         assert there.sender.inline_late == 0
         assert isinstance(there.sender.get_and_update_item((item, updates), NAMES[0])[0], ObjectRef)
-
-
-def test_without_an_item_and_without_a_hit_it_is_a_miss(hosts: list[Host]) -> None:
-    with pytest.raises(CacheMissError):
-        hosts[0].sender.get_and_update_item(None, NAMES[0])
 
 
 def test_close_sends_what_is_queued(memory: MemoryTier) -> None:

@@ -1,7 +1,7 @@
 """`shmstore tier check`: what it says of a tier that works, and of one that does not."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -44,10 +44,10 @@ def test_json_has_the_figures(tmp_path: Path) -> None:
 class Full(DirectoryTier):
     """Has no room for 50,000 bytes."""
 
-    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         if sum(span.nbytes for span in spans) > 50_000:
             raise TierFullError("no room", hint="make room")
-        super().publish(key, spans, tags)
+        super().publish(key, spans)
 
 
 def test_a_problem_has_a_hint_and_the_sizes_before_it_are_shown(
@@ -96,23 +96,14 @@ def test_a_hint_names_what_may_be_wrong(
     assert (1, True, timeout) == (ran.status, named in ran.err, "?timeout=" in ran.err), ran.err
 
 
-def test_a_full_shared_memory_is_not_taken_for_a_full_tier(tmp_path: Path) -> None:
-    found = os.statvfs("/dev/shm")
-    too_much = found.f_blocks * found.f_frsize
-    if too_much == 0:
-        pytest.skip("/dev/shm has no limit")
-    ran = piped("tier", "check", f"file://{tmp_path}", "--sizes", str(too_much), "--count", "1")
-    assert (1, True, True) == (ran.status, "no room in /dev/shm" in ran.err, "--sizes" in ran.err), ran.err
-
-
 class Wrong(DirectoryTier):
     """Forgets or changes values of 1000 bytes or more."""
 
     changes = False
 
-    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         if len(spans[1]) < 1000 or self.changes:
-            super().publish(key, spans, tags)
+            super().publish(key, spans)
 
     def fetch(self, key: str, into: Into) -> bool | None:
         memory: list[memoryview] = []

@@ -13,7 +13,7 @@ from shmstore.errors import TierError
 from shmstore.tiers import Tier
 from shmstore.tiers.directory import DirectoryTier
 from shmstore.tiers.urls import open_tier, shown_url
-from tests.tiers.contract import TAGS, fetch, views
+from tests.tiers.contract import fetch, views
 
 
 class Recorded:
@@ -45,11 +45,11 @@ def test_a_file_url_is_a_directory(tmp_path: Path, host: str) -> None:
     tier = open_tier(f"file://{host}{quoted}?timeout=2.5")
     assert isinstance(tier, DirectoryTier)
     assert isinstance(tier, Tier)
-    tier.publish("key", views([b"value"]), TAGS)
+    tier.publish("key", views([b"value"]))
     assert [b"value"] == fetch(DirectoryTier(path), "key")
     with pytest.raises(TierError, match=r"more than 1e-09 s"):
-        open_tier(f"file://{host}{quoted}?timeout=1e-9").publish("key", views([b"value"]), TAGS)
-    open_tier(f"file://{host}{quoted}?timeout=1e-9", timeout=30).publish("key", views([b"value"]), TAGS)
+        open_tier(f"file://{host}{quoted}?timeout=1e-9").publish("key", views([b"value"]))
+    open_tier(f"file://{host}{quoted}?timeout=1e-9", timeout=30).publish("key", views([b"value"]))
 
 
 @pytest.mark.usefixtures("recorded")
@@ -79,13 +79,6 @@ def test_options_of_a_url_become_arguments(url: str, arguments: tuple[Any, ...],
 
 
 @pytest.mark.usefixtures("recorded")
-def test_arguments_go_before_the_options_of_a_url() -> None:
-    assert (("redis://host?db=1",), {"timeout": 2, "expire": 5}) == made(
-        "redis://host?timeout=1&expire=5", timeout=2, db=1
-    )
-
-
-@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize(
     ("url", "names"),
     [
@@ -97,10 +90,10 @@ def test_arguments_go_before_the_options_of_a_url() -> None:
         ("redis://host?expire=5G", ["expire", "a whole number", "'5G'"]),
         ("redis://host?expire", ["expire", "a whole number", "''"]),
         ("file:///a?timeout=soon", ["timeout", "a number", "'soon'"]),
-        ("file:///a?timeout=nan", ["timeout must be", "above 0"]),
-        ("file:///a?timeout=-1", ["timeout must be", "above 0"]),
-        ("redis://host?timeout=0", ["timeout must be", "above 0"]),
-        ("mooncake://host:1?timeout=inf", ["timeout must be", "above 0"]),
+        ("file:///a?timeout=nan", ["timeout must be"]),
+        ("file:///a?timeout=-1", ["timeout must be"]),
+        ("redis://host?timeout=0", ["timeout must be"]),
+        ("mooncake://host:1?timeout=inf", ["timeout must be"]),
         ("file://host/a", ["three slashes"]),
         ("file:a", ["three slashes"]),
         ("redis://host?ssl_ca_certs=a", ["'ssl_ca_certs'", "db, username, password"]),
