@@ -314,13 +314,13 @@ class _Client:
             if not self._first.poll(max(0.0, deadline - time.monotonic())):
                 raise TierError("Mooncake's client is still connecting")
             try:
-                said = json.loads(self._first.recv_bytes(_LONGEST))
+                reply = json.loads(self._first.recv_bytes(_LONGEST))
             except Exception as error:
-                said = {"error": f"Mooncake's client has ended: {error}"}
-            if "error" in said:
+                reply = {"error": f"Mooncake's client has ended: {error}"}
+            if "error" in reply:
                 self.kill()
-                raise TierError(cut(said["error"]))
-            self.addresses = said["addresses"]
+                raise TierError(cut(reply["error"]))
+            self.addresses = reply["addresses"]
         finally:
             self._connecting.release()
 

@@ -1,11 +1,11 @@
 """An object as a value of a tier: a head with its metadata, then its payload.
 
     head:     magic (8) | payload bytes (8) | moment (8) | meta bytes (4) | extra bytes (4) | CRC of the payload (4)
-              | CRC of the key and of all before and behind (4) | meta | extra
+              | CRC of the key and of all before and after (4) | meta | extra
     payload:  as in the store
 
 Both are spans of their own, so the payload goes straight from the arena of one host into the arena of another. `extra`
-is what a cache stores behind an item. The moment is when it was published, in ns since 1970 by the clock of its host.
+is what a cache stores after an item. The moment is when it was published, in ns since 1970 by the clock of its host.
 Numbers are little-endian, and checksums are CRC-32C. A head or payload that does not verify is a miss, so an object is
 as it was put or it is not there.
 """

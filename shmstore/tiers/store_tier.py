@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _MAX_QUEUE = 1 << 20
 _CLOSING = 5.0
 _PROBE = "shmstore:probe"
-_MAX_FORGOTTEN = 1 << 16
+_MAX_REMOVED = 1 << 16
 _AHEAD = 3600 * 10**9
 """How far another host's clock may be ahead, in ns; a later moment is forged, and would survive each clear."""
 _AT_ONCE = 32
@@ -68,13 +68,13 @@ class StoreTier:
             register(memoryview(hidden(data)), writer.handle.path, offset)
         self._breaker = Breaker(lambda: tier.has([_PROBE]), self._answered)
         self._costs = Costs(clock)
-        self._write_behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_forgotten)
+        self._write_behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_removals)
         self._lock = threading.Lock()
         self._fetching: dict[tuple[str, str | None], threading.Lock] = {}
         self._moment = inside.native.tier_cleared()
-        self._forgot_at = 0
-        self._forgotten: dict[str, int] = {}
-        """What the tier may still have, and when it was forgotten."""
+        self._last_removal = 0
+        self._removed: dict[str, int] = {}
+        """What the tier may still have, and when it was removed here."""
         self._counts: dict[str, Any] = {}
         self._count()
 
@@ -128,12 +128,12 @@ class StoreTier:
         names = [self._name(key, namespace) for key in keys]
         self._write_behind.drop({(key, namespace) for key in keys})  # one that is sent now is removed after it
         with self._lock:
-            self._forgot_at = self._next_moment()
-            self._forgotten.update(dict.fromkeys(names, self._forgot_at))
-            if (more := len(self._forgotten) - _MAX_FORGOTTEN) > 0:  # as after `clear`
-                for name in list(islice(self._forgotten, more)):
-                    del self._forgotten[name]
-                self._native.clear_tier(self._forgot_at)
+            self._last_removal = self._next_moment()
+            self._removed.update(dict.fromkeys(names, self._last_removal))
+            if (more := len(self._removed) - _MAX_REMOVED) > 0:  # as after `clear`
+                for name in list(islice(self._removed, more)):
+                    del self._removed[name]
+                self._native.clear_tier(self._last_removal)
         if names:
             self._write_behind.wake()
 
@@ -208,13 +208,13 @@ class StoreTier:
 
     def _fetch(self, key: str, namespace: str | None, accepts: Callable[[bytes], bool]) -> bool:
         begin, begun_at, name = self._clock(), self._moment, self._name(key, namespace)
-        if name in self._forgotten:
+        if name in self._removed:
             self._count(misses=1)
             return False
 
         def valid(moment: int) -> bool:
             cleared = self._native.tier_cleared()
-            return cleared < moment <= max(cleared, time.time_ns()) + _AHEAD and self._forgot_at <= begun_at
+            return cleared < moment <= max(cleared, time.time_ns()) + _AHEAD and self._last_removal <= begun_at
 
         incoming = Incoming(self._writer, key, namespace, name, self._costs.worth, valid, accepts)
         whole = self._tier.fetch(name, incoming.into)
@@ -230,7 +230,9 @@ class StoreTier:
             self._count(**{outcome: 1})
             return False
         incoming.commit()
-        if not valid(incoming.moment):  # asked after the commit: else who forgets or clears might not see the object
+        if not valid(
+            incoming.moment
+        ):  # asked after the commit: else a `remove` or `clear` of another might not see the object
             self._writer.delete(key, namespace=namespace)
             self._count(misses=1)
             return False
@@ -256,10 +258,10 @@ class StoreTier:
         self._count(published=1, published_bytes=len(spans[1]))
         return True
 
-    def _send_forgotten(self) -> None:
-        while self._forgotten and not self._breaker.open:
+    def _send_removals(self) -> None:
+        while self._removed and not self._breaker.open:
             with self._lock:
-                names, moment = list(islice(self._forgotten, _AT_ONCE)), self._moment
+                names, moment = list(islice(self._removed, _AT_ONCE)), self._moment
             if not self._ask(self._remove, names, moment):
                 return
 
@@ -267,8 +269,8 @@ class StoreTier:
         self._tier.remove(names)
         with self._lock:
             for name in names:
-                if self._forgotten.get(name, moment + 1) <= moment:  # not forgotten again meanwhile
-                    del self._forgotten[name]
+                if self._removed.get(name, moment + 1) <= moment:  # not removed again meanwhile
+                    del self._removed[name]
         self._count()
         return True
 

@@ -74,7 +74,7 @@ def host(memory: MemoryTier, tmp_path: Path) -> Iterator[Host]:
     made.close()
 
 
-class Elsewhere:
+class OtherHost:
     """Another host, which publishes what it stores."""
 
     def __init__(self, memory: MemoryTier) -> None:
@@ -93,17 +93,15 @@ class Elsewhere:
 
 
 @pytest.fixture
-def elsewhere(memory: MemoryTier) -> Iterator[Elsewhere]:
-    made = Elsewhere(memory)
+def other(memory: MemoryTier) -> Iterator[OtherHost]:
+    made = OtherHost(memory)
     yield made
     made.tier.close()
     made.writer.close()
 
 
-def test_a_key_becomes_a_reference_of_this_host_which_stays_until_the_block_ends(
-    host: Host, elsewhere: Elsewhere
-) -> None:
-    elsewhere.put()
+def test_a_key_becomes_a_reference_of_this_host_which_stays_until_the_block_ends(host: Host, other: OtherHost) -> None:
+    other.put()
     with host.client().fetching() as conversation:
         ref = conversation.fetch(KEY)
         assert ref.store_id == host.writer.handle.store_id
@@ -116,16 +114,16 @@ def test_a_key_becomes_a_reference_of_this_host_which_stays_until_the_block_ends
 
 
 @pytest.mark.parametrize("namespace", [None, "a model/1", "x" * 255])
-def test_keys_of_namespaces_are_fetched_too(host: Host, elsewhere: Elsewhere, namespace: str | None) -> None:
+def test_keys_of_namespaces_are_fetched_too(host: Host, other: OtherHost, namespace: str | None) -> None:
     key = "é" * 16_000  # the longest ones
-    elsewhere.put(key, "value", namespace=namespace)
+    other.put(key, "value", namespace=namespace)
     with host.client().fetching() as conversation:
         assert host.reader.get(conversation.fetch(key, namespace=namespace)) == "value"
 
 
-def test_an_interrupted_request_leaves_no_answer_for_the_next(host: Host, elsewhere: Elsewhere) -> None:
-    elsewhere.put()
-    elsewhere.put("other", "value")
+def test_an_interrupted_request_leaves_no_answer_for_the_next(host: Host, other: OtherHost) -> None:
+    other.put()
+    other.put("other", "value")
     with host.client().fetching() as conversation:
         conversation.fetch("other")
 
@@ -141,13 +139,13 @@ def test_an_interrupted_request_leaves_no_answer_for_the_next(host: Host, elsewh
     until(lambda: host.leases() == 0)
 
 
-def test_it_waits_for_an_object_that_is_published_late(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
-    elsewhere.put(publish=False)
+def test_it_waits_for_an_object_that_is_published_late(host: Host, other: OtherHost, memory: MemoryTier) -> None:
+    other.put(publish=False)
     found: list[Any] = []
     worker = threading.Thread(target=lambda: found.append(host.fetch()))
     worker.start()
     until(lambda: memory.calls.count("fetch") >= 2)
-    elsewhere.publish()
+    other.publish()
     worker.join(10)
     assert found == [three_tensors(SIZE)]
 
@@ -161,8 +159,8 @@ def test_what_does_not_come_is_a_miss_after_the_wait(host: Host) -> None:
     assert host.leases() == 0
 
 
-def test_the_wait_is_for_a_block_as_a_whole(host: Host, elsewhere: Elsewhere) -> None:
-    elsewhere.put()
+def test_the_wait_is_for_a_block_as_a_whole(host: Host, other: OtherHost) -> None:
+    other.put()
     begin = time.monotonic()
     with host.client(0.3).fetching() as conversation:
         for number in range(20):
@@ -180,10 +178,8 @@ def test_a_tier_that_is_down_is_a_miss_at_once(host: Host, memory: MemoryTier) -
     assert time.monotonic() - begin < 10
 
 
-def test_several_workers_that_ask_for_one_key_cause_one_fetch(
-    host: Host, elsewhere: Elsewhere, memory: MemoryTier
-) -> None:
-    elsewhere.put()
+def test_several_workers_that_ask_for_one_key_cause_one_fetch(host: Host, other: OtherHost, memory: MemoryTier) -> None:
+    other.put()
     memory.pause = threading.Event()
     memory.calls.clear()
     found: list[Any] = []
@@ -199,9 +195,9 @@ def test_several_workers_that_ask_for_one_key_cause_one_fetch(
 
 
 def test_an_object_that_is_evicted_before_it_is_handed_out_is_fetched_again(
-    host: Host, elsewhere: Elsewhere, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+    host: Host, other: OtherHost, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere.put()
+    other.put()
     fetch = host.tier.fetch
 
     def evicted(key: str, **more: Any) -> bool:
@@ -215,8 +211,8 @@ def test_an_object_that_is_evicted_before_it_is_handed_out_is_fetched_again(
     assert memory.calls.count("fetch") == 2
 
 
-def test_an_object_comes_when_the_store_has_room_for_it(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
-    elsewhere.put()
+def test_an_object_comes_when_the_store_has_room_for_it(host: Host, other: OtherHost, memory: MemoryTier) -> None:
+    other.put()
     full = host.writer.put("large", torch.zeros(1_030_000, dtype=torch.uint8), hold=True)
     with raises(CacheMissError, ["room"]):
         host.fetch(wait=0.1)
@@ -230,8 +226,8 @@ def test_an_object_comes_when_the_store_has_room_for_it(host: Host, elsewhere: E
     assert found == [three_tensors(SIZE)]
 
 
-def test_an_object_comes_when_a_lease_is_free(host: Host, elsewhere: Elsewhere) -> None:
-    elsewhere.put()
+def test_an_object_comes_when_a_lease_is_free(host: Host, other: OtherHost) -> None:
+    other.put()
     host.writer.put("own", 1)
     for _ in range(host.writer.stats().max_leases - 1):
         host.writer.get_cached("own")
@@ -269,10 +265,8 @@ ASK = request(KEY, None, 1.0)
         *map(msgpack.packb, ([KEY, None, -1.0], [KEY, None, float("nan")], [b"\xff", None, 1.0])),
     ],
 )
-def test_what_is_not_a_request_is_refused_and_ends_the_connection(
-    host: Host, elsewhere: Elsewhere, message: bytes
-) -> None:
-    elsewhere.put()
+def test_what_is_not_a_request_is_refused_and_ends_the_connection(host: Host, other: OtherHost, message: bytes) -> None:
+    other.put()
     with connect(host) as connection:
         connection.send(ASK)
         assert connection.recv(100)[:1] == b"+"
@@ -315,8 +309,8 @@ def test_another_users_relay_is_not_asked() -> None:
     folder.cleanup()
 
 
-def test_its_end_ends_connections_leases_and_socket(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
-    elsewhere.put()
+def test_its_end_ends_connections_leases_and_socket(host: Host, other: OtherHost, memory: MemoryTier) -> None:
+    other.put()
     with connect(host) as reading, connect(host) as waiting:
         reading.send(ASK)
         assert reading.recv(100)[:1] == b"+"
@@ -353,9 +347,9 @@ def test_what_has_the_path_stays_and_the_error_says_what_to_do(host: Host, tmp_p
 
 
 def test_it_survives_that_no_file_descriptor_is_free(
-    host: Host, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
+    host: Host, other: OtherHost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    elsewhere.put()
+    other.put()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mine:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (mine.fileno() + 1, before[1]))
@@ -377,12 +371,12 @@ def test_it_survives_that_no_file_descriptor_is_free(
 
 
 def test_it_survives_that_no_thread_can_be_started(
-    host: Host, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    host: Host, other: OtherHost, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    elsewhere.put()
+    other.put()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with raises(CacheMissError, ["does not answer"]):
@@ -393,9 +387,9 @@ def test_it_survives_that_no_thread_can_be_started(
 
 
 def test_a_relay_whose_backlog_is_full_is_tried_again_within_the_wait(
-    host: Host, elsewhere: Elsewhere, tmp_path: Path
+    host: Host, other: OtherHost, tmp_path: Path
 ) -> None:
-    elsewhere.put()
+    other.put()
     relay = Relay(tmp_path / "busy")
     relay._listener.listen(0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as filler:
@@ -421,9 +415,9 @@ def worker(host: Host, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", ["views", "copy"])
-def test_a_workers_cache_reads_references_of_another_host(host: Host, elsewhere: Elsewhere, policy: str) -> None:
+def test_a_workers_cache_reads_references_of_another_host(host: Host, other: OtherHost, policy: str) -> None:
     names = ["one", "two"]
-    refs = [elsewhere.put(name) for name in names]
+    refs = [other.put(name) for name in names]
     cache = worker(host, policy=policy)
     for _ in range(2):
         batch = features(names, refs)
@@ -435,17 +429,17 @@ def test_a_workers_cache_reads_references_of_another_host(host: Host, elsewhere:
     cache.close()
 
 
-def test_a_batch_may_mix_hosts_and_its_error_names_all_that_is_missing(host: Host, elsewhere: Elsewhere) -> None:
+def test_a_batch_may_mix_hosts_and_its_error_names_all_that_is_missing(host: Host, other: OtherHost) -> None:
     cache = worker(host, relay=host.client(0.2))
     own, inline = host.writer.put("own", three_tensors(SIZE)), three_tensors(SIZE)
-    foreign = elsewhere.put("foreign")
+    foreign = other.put("foreign")
     sent = [own, foreign, inline, None, foreign]
     names = ["own", "foreign", "inline", "foreign", "foreign"]
     assert cache.get_and_update(sent, names) == [three_tensors(SIZE)] * 5
     stale = host.writer.put("stale", three_tensors(SIZE))
     host.reader.release(stale)
     crowd(host.writer)
-    gone = [elsewhere.put("gone", publish=False), elsewhere.put("gone too", publish=False)]
+    gone = [other.put("gone", publish=False), other.put("gone too", publish=False)]
     with raises(CacheMissError, ["gone", "gone too", "stale", "relay"], ["publishes"]) as caught:
         cache.get_and_update([foreign, gone[0], stale, gone[1]], ["foreign", "gone", "stale", "gone too"])
     assert caught.value.mm_hashes == ("gone", "stale", "gone too")
@@ -466,8 +460,8 @@ def test_references_of_the_own_store_do_not_touch_the_relay(host: Host, tmp_path
     assert not host.relay._connections
 
 
-def test_release_ignores_references_of_another_host(host: Host, elsewhere: Elsewhere) -> None:
-    foreign, own = elsewhere.put(), host.writer.put("own", 1)
+def test_release_ignores_references_of_another_host(host: Host, other: OtherHost) -> None:
+    foreign, own = other.put(), host.writer.put("own", 1)
     assert worker(host).release([foreign, own, None]) == 1
     with pytest.raises(StaleRefError):
         worker(host, relay=None).release([foreign])

@@ -111,7 +111,7 @@ def test_an_item_without_stored_updates_is_not_published(memory: MemoryTier) -> 
         assert memory.values == {}
 
 
-def test_an_invalid_item_is_forgotten_by_the_tier(hosts: list[Host], memory: MemoryTier) -> None:
+def test_an_invalid_item_is_removed_from_the_tier(hosts: list[Host], memory: MemoryTier) -> None:
     here, there = hosts
     here.request(*NAMES)
     assert here.tier.flush(10)

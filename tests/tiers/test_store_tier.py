@@ -439,7 +439,7 @@ def test_an_object_from_the_future_is_a_miss_so_that_clear_removes_it(
     assert here[1].stats().misses == (not found)
 
 
-def test_what_was_forgotten_is_not_fetched_while_the_tier_does_not_forget_it(
+def test_what_was_removed_is_not_fetched_while_the_tier_still_has_it(
     here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, tier = here
@@ -457,12 +457,12 @@ def test_what_was_forgotten_is_not_fetched_while_the_tier_does_not_forget_it(
     memory.calls.clear()
     kept = memory.values[NAME]
     memory.fail = None
-    until(lambda: not tier._forgotten)
+    until(lambda: not tier._removed)
     assert memory.calls.count("remove") == 1, "once the tier answers"
     assert list(memory.values) == [tier_key("other", None, "msgpack1")]
     assert tier.fetch("other")
     memory.values[NAME] = kept
-    tier._forgotten[NAME] = tier._moment  # as if it had failed
+    tier._removed[NAME] = tier._moment  # as if it had failed
     assert not tier.fetch(KEY)
     assert tier.stats().misses == 1
     put(here)
@@ -470,7 +470,7 @@ def test_what_was_forgotten_is_not_fetched_while_the_tier_does_not_forget_it(
     assert tier.fetch(KEY), "what was published again"
 
 
-def test_what_is_forgotten_again_while_the_tier_forgets_it_is_removed_again(here: Side) -> None:
+def test_what_is_removed_again_while_the_tier_removes_it_is_removed_twice(here: Side) -> None:
     class Again(MemoryTier):
         def remove(self, keys: Sequence[str]) -> None:
             super().remove(keys)
@@ -529,7 +529,7 @@ def test_an_object_that_is_committed_while_another_writer_clears_does_not_stay(
 
 @pytest.mark.parametrize("span", [0, 1])
 @pytest.mark.parametrize("what", ["remove", "clear"])
-def test_a_fetch_in_which_its_key_is_forgotten_is_a_miss(
+def test_a_fetch_in_which_its_key_is_removed_is_a_miss(
     here: Side, there: Side, memory: MemoryTier, what: str, span: int
 ) -> None:
     put(here)
@@ -581,7 +581,7 @@ def test_after_a_clear_no_writer_of_the_store_fetches_what_was_published_before(
 def test_more_than_can_be_remembered_is_as_a_clear(
     here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_tier, "_MAX_FORGOTTEN", 3)
+    monkeypatch.setattr(store_tier, "_MAX_REMOVED", 3)
     writer, tier = here
     for number in range(6):
         put(here, f"k{number}")
@@ -591,7 +591,7 @@ def test_more_than_can_be_remembered_is_as_a_clear(
     for number in range(5):
         tier.remove([f"k{number}"])
     writer.clear()
-    assert len(tier._forgotten) == 3
+    assert len(tier._removed) == 3
     memory.fail = None
     until(lambda: not tier.stats().open)
     assert tier.flush(10)

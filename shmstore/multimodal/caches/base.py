@@ -184,7 +184,7 @@ class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
 
     @abstractmethod
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
-        """Return the item, and record it if it came; CacheMissError for None if nothing is cached."""
+        """Return the item, and record it if it arrived; CacheMissError for None if nothing is cached."""
 
     @abstractmethod
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput[ItemT] = None) -> None:

@@ -106,7 +106,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         return self.get_and_update([mm_item], [mm_hash])[0]
 
     def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
-        """Return each item, all or nothing, and store what came; cached items are touched before anything is stored.
+        """Return each item, all or nothing, and store what arrived; cached items are touched before anything is stored.
 
         Raises CacheMissError for None if nothing is cached, and TypeError for a reference, which is for the workers.
         """
@@ -188,7 +188,7 @@ class MirroredProcessingCache:
     def get_and_update_p1(
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
     ) -> list[MultiModalKwargsItem]:
-        """Return each item as it came or is stored, and store what came. Raises the errors of `get_and_update_p0`."""
+        """Return each item, and store what arrived. Raises the errors of `get_and_update_p0`."""
         return self._p1.get_and_update(mm_items, mm_hashes)
 
     def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:

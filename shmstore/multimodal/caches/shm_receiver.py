@@ -98,7 +98,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         self._relay = relay if relay is None or isinstance(relay, RelayClient) else RelayClient(relay)
 
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
-        """Return the item that the reference names, or that came inline; CacheMissError if it is not there.
+        """Return the item that the reference names, or that arrived inline; CacheMissError if it is not there.
 
         It is not there for None, for a reference of another store that no relay fetches, and for one whose object is
         gone. An object can go only after its lease is over: every worker has read it, or it was released. Raises

@@ -1,6 +1,6 @@
 """P0 of `shm`: it puts each item once into shared memory and sends a reference; workers read it in place.
 
-The store knows who still reads what, so it decides what stays. It also keeps the prompt updates, behind their item
+The store knows who still reads what, so it decides what stays. It also keeps the prompt updates, after their item
 (`stored_updates`). So the next process that opens the store goes on with all of it.
 
 Each call is a batch (`bindings.batch`); a single item is a batch of one. The call hands out what is cached, and the

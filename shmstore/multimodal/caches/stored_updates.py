@@ -1,6 +1,6 @@
 """The prompt updates of the items in a store.
 
-They are stored behind their item, as bytes of the codec in `CacheTypes`. Without a codec, and for updates that it
+They are stored after their item, as bytes of the codec in `CacheTypes`. Without a codec, and for updates that it
 cannot write, they stay in this process. An item whose updates are lost counts as not cached: its next input brings
 them again.
 """

@@ -108,7 +108,7 @@ class MultiModalFlatField(MultiModalField):
     """Gives each item a slice of one tensor; joins by concatenation along `dim`, else to a flat list.
 
     `slices` has one entry per item: a slice along `dim`, or a tuple of slices for the first dimensions. A slice that
-    ends behind the data is a ValueError.
+    ends after the data is a ValueError.
     """
 
     slices: Sequence[slice | Sequence[slice]]
@@ -157,7 +157,7 @@ class MultiModalFlatField(MultiModalField):
                     raise ValueError(f"item {index} must not have more slices than the data has dimensions, {along}")
                 if part.stop is not None and part.stop > shape[along]:
                     raise ValueError(
-                        f"slice {part.start}:{part.stop} of item {index} ends behind the data, "
+                        f"slice {part.start}:{part.stop} of item {index} ends after the data, "
                         f"which has {shape[along]} along dimension {along}"
                     )
 

@@ -71,10 +71,10 @@ def _kept_size(leaf: Any) -> int:
 
 def named(error: NestingError | UnsupportedValueError, whose: str, path: str | None = None) -> Exception:
     """Return the error with the words that say whose value it is about, and where in the value if it does not say."""
-    said = f"{whose}: {error.message}" if path is None else f"{whose}: {path}: {error.message}"
+    message = f"{whose}: {error.message}" if path is None else f"{whose}: {path}: {error.message}"
     if isinstance(error, NestingError):
-        return NestingError(said, hint=error.hint)
-    return UnsupportedValueError(said, path=error.path if path is None else path, hint=error.hint)
+        return NestingError(message, hint=error.hint)
+    return UnsupportedValueError(message, path=error.path if path is None else path, hint=error.hint)
 
 
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
