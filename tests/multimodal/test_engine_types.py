@@ -129,6 +129,7 @@ SHM = config(MIB, 64 * KIB, cache_type="shm", shm_max_object_size_mb=1, world_si
 def fills(writer: ObjectStoreWriter) -> bool:
     try:
         writer.cancel(writer.put("large", torch.zeros(56 * KIB, dtype=torch.uint8)))
+        writer.delete("large")
         return True
     except MemoryError:
         return False

@@ -163,8 +163,8 @@ def _items_from_tree(tree: Any) -> MultiModalKwargsItems:
     return MultiModalKwargsItems(tree)
 
 
-def _by_fields(cls: type[T]) -> tuple[Callable[[T], Any], Callable[[Any], T]]:
-    """Return what turns a dataclass into the list of its fields, and back."""
+def _by_fields(cls: type[T], **kinds: Any) -> tuple[Callable[[T], Any], Callable[[Any], T]]:
+    """Return what turns a dataclass into the list of its fields, and back; `kinds` has the types of some of them."""
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
     def to_tree(value: T) -> list[Any]:
@@ -173,7 +173,10 @@ def _by_fields(cls: type[T]) -> tuple[Callable[[T], Any], Callable[[Any], T]]:
     def from_tree(tree: Any) -> T:
         if type(tree) is not list or len(tree) != len(names):  # to unpack a forged tensor would make one for each row
             raise ValueError(f"the tree of a {cls.__name__} must be a list of {len(names)}, not {kind_of(tree)}")
-        return cls(*tree)
+        value = cls(*tree)
+        if not all(isinstance(getattr(value, name), kind) for name, kind in kinds.items()):
+            raise ValueError(f"not the tree of a {cls.__name__}")
+        return value
 
     return to_tree, from_tree
 
@@ -185,7 +188,11 @@ _TYPES: tuple[tuple[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]],
     ("shmstore.mm.Flat", MultiModalFlatField, _field_to_text, _field_from_text),
     ("shmstore.mm.Shared", MultiModalSharedField, _field_to_text, _field_from_text),
     ("shmstore.mm.Elem", MultiModalFieldElem, *_by_fields(MultiModalFieldElem)),
-    ("shmstore.mm.Feature", MultiModalFeatureSpec, *_by_fields(MultiModalFeatureSpec)),
+    (
+        "shmstore.mm.Feature",
+        MultiModalFeatureSpec,
+        *_by_fields(MultiModalFeatureSpec, data=MultiModalKwargsItem | None, mm_position=PlaceholderRange),
+    ),
     ("shmstore.mm.Range", PlaceholderRange, *_by_fields(PlaceholderRange)),
     ("shmstore.mm.Update", ResolvedPromptUpdate, *_by_fields(ResolvedPromptUpdate)),
 )
