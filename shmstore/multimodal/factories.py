@@ -68,8 +68,11 @@ def processor_cache_from_config(
 
 def _writer_of(config: MultiModalCacheConfig, keep: bool) -> ObjectStoreWriter:
     name = config.shm_name
-    open_ = partial(ObjectStoreWriter.open, name, keep=keep, allow_uid=config.shm_allow_uid)
-    make = ObjectStoreWriter.create if name is None else open_
+    make = (
+        ObjectStoreWriter.create
+        if name is None
+        else partial(ObjectStoreWriter.open, name, keep=keep, allow_uid=config.shm_allow_uid)
+    )
     try:
         return make(
             capacity=config.ipc_cache_bytes,
