@@ -106,6 +106,7 @@ def test_a_key_becomes_a_reference_of_this_host_which_stays_until_the_block_ends
         ref = conversation.fetch(KEY)
         assert ref.store_id == host.writer.handle.store_id
         assert host.reader.get(ref, copy=True) == three_tensors(SIZE)
+        assert ref == conversation.fetch(KEY), "a worker that repeats itself takes one lease"
         assert host.leases() == 1
         crowd(host.writer)
         assert host.reader.get(ref, copy=True) == three_tensors(SIZE)  # may be read again, as in a batch
