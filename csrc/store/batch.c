@@ -76,7 +76,7 @@ static void undo_item(struct shms_writer *w, const shms_batch_item *item) {
         return;
     if (state == SHMS_WRITING) {
         if (!item->lease) /* else it is the next object in the slot, whose id is not stored yet */
-            shms_end_unborn(w, slot, item->entry);
+            shms_end_uncommitted(w, slot, item->entry);
         return;
     }
     if (w->closed)

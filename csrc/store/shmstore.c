@@ -7,7 +7,7 @@
 
 #include "batch.h"
 
-struct shms_unborn {
+struct shms_uncommitted {
     shms_writer *w;
     shms_batch batch;
 };
@@ -106,8 +106,8 @@ int shms_writer_put(shms_writer *w, const shms_object *object, const void *paylo
     return end(w, &b, rc, ref);
 }
 
-int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_unborn **out) {
-    shms_unborn *u = calloc(1, sizeof *u);
+int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_uncommitted **out) {
+    shms_uncommitted *u = calloc(1, sizeof *u);
     *payload = NULL;
     *out = NULL;
     if (!u)
@@ -115,7 +115,7 @@ int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload,
     u->w = w;
     int rc = begin(w, &u->batch, object);
     if (rc) {
-        shms_unborn_abort(u);
+        shms_uncommitted_abort(u);
         return rc;
     }
     *payload = u->batch.ticket.payload;
@@ -123,7 +123,7 @@ int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload,
     return SHMS_OK;
 }
 
-int shms_unborn_commit(shms_unborn *u, uint8_t *ref) {
+int shms_uncommitted_commit(shms_uncommitted *u, uint8_t *ref) {
     if (!u)
         return SHMS_EINVAL;
     int rc = end(u->w, &u->batch, shms_batch_commit(u->w, &u->batch, 0, 0), ref);
@@ -131,7 +131,7 @@ int shms_unborn_commit(shms_unborn *u, uint8_t *ref) {
     return rc;
 }
 
-void shms_unborn_abort(shms_unborn *u) {
+void shms_uncommitted_abort(shms_uncommitted *u) {
     if (u)
         shms_batch_drop(u->w, &u->batch);
     free(u);

@@ -235,7 +235,7 @@ typedef struct shms_object {
 } shms_object;
 
 /* An object whose payload the caller writes in place. */
-typedef struct shms_unborn shms_unborn;
+typedef struct shms_uncommitted shms_uncommitted;
 
 /* Copies key, metadata and payload into the store, and hands the object out: writes SHMS_REF_SIZE bytes to `ref`. Each
  * rank then reads or releases it, or shms_writer_cancel ends the lease. The four refusals are SHMS_EFULL, SHMS_ENOSLOT,
@@ -243,9 +243,10 @@ typedef struct shms_unborn shms_unborn;
 int shms_writer_put(shms_writer *w, const shms_object *object, const void *payload, uint8_t *ref);
 /* Copies key and metadata, and takes space for a payload: *payload is where to write it, at a multiple of SHMS_ALIGN.
  * No process can see the object yet. One of the next two calls must follow, before shms_writer_free. */
-int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_unborn **out);
-int shms_unborn_commit(shms_unborn *u, uint8_t *ref); /* hands it out, as _put does; after an error it is gone */
-void shms_unborn_abort(shms_unborn *u); /* gives the space back; NULL is allowed */
+int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_uncommitted **out);
+/* Hands it out, as _put does; after an error it is gone. */
+int shms_uncommitted_commit(shms_uncommitted *u, uint8_t *ref);
+void shms_uncommitted_abort(shms_uncommitted *u); /* gives the space back; NULL is allowed */
 /* Hands a stored object out once more, also that of another writer. SHMS_ENOTFOUND */
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *ref);
 

@@ -131,7 +131,7 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     return SHMS_OK;
 }
 
-void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
+void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_slot *s = shms_writer_slot(w, slot);
     /* it was never in the store, so there is no eviction to log */
     shms_index_remove(&w->index, shms_slot_hash(w, slot), slot);
@@ -171,7 +171,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
             return rc;
     }
     if (w->closed) {
-        shms_end_unborn(w, t->slot, t->entry);
+        shms_end_uncommitted(w, t->slot, t->entry);
         return shms_writer_leave(w, SHMS_ECLOSED);
     }
     shms_set(&s->flags, shms_get(&s->flags) | flags);

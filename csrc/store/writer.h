@@ -153,7 +153,7 @@ void shms_room_close(struct shms_writer *w);
 /* ---- tickets.c ---- */
 
 /* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
-void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);
+void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 /* ---- handouts.c ---- */
 

@@ -32,7 +32,7 @@ static int put(shms_writer *w, const char *key, uint8_t *ref) {
     const uint64_t shape[] = {2, 3};
     char meta[SHMS_TENSOR_META], *payload;
     shms_object object;
-    shms_unborn *unborn;
+    shms_uncommitted *uncommitted;
 
     memset(&object, 0, sizeof object);
     object.key = key;
@@ -41,12 +41,12 @@ static int put(shms_writer *w, const char *key, uint8_t *ref) {
     object.meta_len = (uint32_t)shms_tensor_meta(meta, "<f4", shape, 2); /* "float32" for a torch.Tensor */
     object.payload_size = 6 * sizeof(float);
 
-    int rc = shms_writer_begin(w, &object, &payload, &unborn);
+    int rc = shms_writer_begin(w, &object, &payload, &uncommitted);
     if (rc)
         return rc;
     for (int i = 0; i < 6; i++)
         ((float *)(void *)payload)[i] = (float)i;
-    return shms_unborn_commit(unborn, ref);
+    return shms_uncommitted_commit(uncommitted, ref);
 }
 
 int main(int argc, char **argv) {

@@ -848,7 +848,7 @@ static void what_the_dead_held_is_over_before_anything_slow(void) {
         setup();
         befores[i]();
         shms_ticket ticket;
-        CHECK_EQ(SHMS_OK, verb_reserve(b, "unborn", 6, NULL, 0, UNIT, &ticket));
+        CHECK_EQ(SHMS_OK, verb_reserve(b, "open", 4, NULL, 0, UNIT, &ticket));
         wanted = 3;
         placed = false;
         a_wants();

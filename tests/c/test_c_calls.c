@@ -2,7 +2,7 @@
 #include "fixture.h"
 
 static char payload[256], *place;
-static shms_unborn *u;
+static shms_uncommitted *u;
 
 static shms_object object_of(const char *key, uint64_t size) {
     return (shms_object){
@@ -42,7 +42,7 @@ TEST(a_payload_is_written_in_place_and_seen_after_the_commit) {
     CHECK_EQ(0, (uintptr_t)place % SHMS_ALIGN);
     memcpy(place, payload, sizeof payload);
     CHECK(!has_key(w, "k"));
-    CHECK_EQ(SHMS_OK, shms_unborn_commit(u, ref));
+    CHECK_EQ(SHMS_OK, shms_uncommitted_commit(u, ref));
     CHECK(has_key(w, "k") && shows(ref, sizeof payload));
     end();
 }
@@ -54,8 +54,8 @@ TEST(what_is_aborted_or_refused_takes_no_room) {
         CHECK_EQ(SHMS_OK, shms_writer_begin(w, &o, &place, &u));
         shms_object other = object_of("other", 900);
         CHECK_EQ(SHMS_EFULL, shms_writer_put(w, &other, payload, ref));
-        shms_unborn_abort(u);
-        shms_unborn_abort(NULL);
+        shms_uncommitted_abort(u);
+        shms_uncommitted_abort(NULL);
         CHECK_EQ(0, shms_writer_count(w));
     }
     o.payload_size = 2000;
@@ -72,7 +72,7 @@ TEST(a_commit_after_the_close_ends_the_object) {
     shms_object o = object_of("k", sizeof payload);
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, &o, &place, &u));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    CHECK_EQ(SHMS_ECLOSED, shms_unborn_commit(u, ref));
+    CHECK_EQ(SHMS_ECLOSED, shms_uncommitted_commit(u, ref));
     shms_writer_free(w);
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK(!has_key(w, "k"));
@@ -134,7 +134,7 @@ TEST(a_null_is_refused_and_what_a_failed_call_returns_is_null) {
         CHECK(shms_writer_begin(w, refused[i], &place, &u) == SHMS_EINVAL && !u && !place);
         CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, refused[i], payload, ref));
     }
-    CHECK_EQ(SHMS_EINVAL, shms_unborn_commit(NULL, ref));
+    CHECK_EQ(SHMS_EINVAL, shms_uncommitted_commit(NULL, ref));
     CHECK_EQ(0, shms_writer_count(w));
     end();
 }
