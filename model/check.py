@@ -132,7 +132,7 @@ MUTATIONS = [
     Mutation("NO_RETIRED", "search-retired", REFUSED),
     Mutation("CANCEL_UNMARKED", "search", REFUSED),
     Mutation("COMMIT_UNMARKED", "search-reuse", REFUSED),
-    Mutation("VAIN_EARLY", "search-reuse", REFUSED, ci=True),
+    Mutation("FAILED_EARLY", "search-reuse", REFUSED, ci=True),
     Mutation("LOOK_PINS", "search-adopters", PASSING, ci=True),
     Mutation("NO_SECOND_SEARCH", "search-adopters", PASSING, ci=True),
     Mutation("PIN_REMEMBERED", "search-adopters", REFUSED),

@@ -92,9 +92,9 @@ byte deathsB; bool restB; bool g_stopped; bool g_anew; bool g_uncounted;
 #define LET_GO(r, z, what) what; COUNT(r,z)
 #endif
 
-inline unpin_vain(r)       /* the pin may have been seen on another object than the intended one */
+inline unpin_failed(r)       /* the pin may have been seen on another object than the intended one */
 {
-#ifdef MUT_VAIN_EARLY
+#ifdef MUT_FAILED_EARLY
         x = object;
         pins[r]--;
 #else
@@ -102,12 +102,12 @@ inline unpin_vain(r)       /* the pin may have been seen on another object than 
         x = object;                                                                 /* after the fence */
 #endif
         COUNT(r,x);
-        atomic { x = 0; vain = 0 }
+        atomic { x = 0; failed = 0 }
 }
 
 proctype Reader(byte r) provided (dying == 2 || dying + 2 == _pid)
 {
-        byte n; bool held, vain, closed, x; bit mine;
+        byte n; bool held, failed, closed, x; bit mine;
 again:
         {
                 lock[r] = 1;                                                        /* A1: */
@@ -117,17 +117,17 @@ again:
                 do
                 :: atomic { n < ROPS && !held && !closed -> n++;
                             if :: mine = 0 :: object == 1 -> mine = 1 fi; pins[r]++ };              /* R1: */
-                   atomic { if :: st == LIVE && object == mine -> held = 1 :: else -> vain = 1; mine = 0 fi }   /* R2: */
+                   atomic { if :: st == LIVE && object == mine -> held = 1 :: else -> failed = 1; mine = 0 fi }   /* R2: */
                 :: atomic { held -> held = 0 }; LET_GO(r, mine, pins[r]--); atomic { mine = 0 }     /* R4: */
-                :: atomic { vain -> skip }; unpin_vain(r)
-                :: atomic { n < ROPS && !ack[r] && base[r] == 0 && !cancelled && !closed && !vain -> n++ };
+                :: atomic { failed -> skip }; unpin_failed(r)
+                :: atomic { n < ROPS && !ack[r] && base[r] == 0 && !cancelled && !closed && !failed -> n++ };
                    LET_GO(r, 0, ack[r] = 1)                                         /* R3b: */
-                :: atomic { deaths < DEATHS && !closed && !vain -> deaths++; closed = 1; base[r] = CLOSED }  /* E1: */
-                :: atomic { !vain -> n = 0; rest[r] = 1; break }                    /* perhaps with a view that is never released */
+                :: atomic { deaths < DEATHS && !closed && !failed -> deaths++; closed = 1; base[r] = CLOSED }  /* E1: */
+                :: atomic { !failed -> n = 0; rest[r] = 1; break }                    /* perhaps with a view that is never released */
                 od;
                 done
         } unless { dying == r };
-        if :: atomic { dying == r -> lock[r] = 0; dying = 2; held = 0; vain = 0; closed = 0; n = 0; x = 0; mine = 0; rest[r] = 0 };
+        if :: atomic { dying == r -> lock[r] = 0; dying = 2; held = 0; failed = 0; closed = 0; n = 0; x = 0; mine = 0; rest[r] = 0 };
               if :: true -> goto again
                  :: atomic { true -> rest[r] = 1 }
               fi

@@ -157,7 +157,7 @@ void shms_leases_close(shms_leases *l, uint32_t entry) {
     shms_add(&l->writer->open_leases, (uint64_t)-1);
 }
 
-/* As shms_reader_table_unpin_vain: if the slot has another object by now, its owner has marked the zone of this one. */
+/* As shms_reader_table_unpin_failed: if the slot has another object by now, its owner has marked the zone of this one. */
 void shms_holds_count(const shms_segment *seg, uint32_t slot) {
     const shms_layout *l = &seg->layout;
     atomic_thread_fence(memory_order_seq_cst);

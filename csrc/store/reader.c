@@ -124,7 +124,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     if (rc == SHMS_EBUSY && !promised(r, ref)) /* only another writer's lease can be open beside EVICTING */
         rc = SHMS_ESTALE;
     if (rc) {
-        shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot, ref->lease == 0);
+        shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, ref->slot, ref->lease == 0);
         return rc;
     }
     *seen = shms_slot_copy(s, ref->id);
@@ -133,7 +133,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
          : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
                                                            : SHMS_ECORRUPT;
     if (rc)
-        shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot, ref->lease == 0);
+        shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, ref->slot, ref->lease == 0);
     return rc;
 }
 
@@ -238,7 +238,7 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
         const shms_slot *s = shms_segment_slot(&r->seg, slot);
         state = shms_reader_table_pin(r->table, &r->seg.layout, s, slot, shms_get(&seen.id), true);
         if (state == SHMS_EVICTING) /* nobody is promised it, so there is nothing to wait for */
-            shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, slot, true);
+            shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, slot, true);
     }
     if (state != SHMS_LIVE) {
         rc = v ? SHMS_ENOTFOUND : SHMS_ENOMEM;

@@ -65,7 +65,7 @@ enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l
     SHMS_STEP("R2b"); /* after R2a: if LIVE was seen, an id that matches is the id of the live object */
     if (atomic_load_explicit(&slot->id, memory_order_seq_cst) == id && (state == SHMS_LIVE || state == SHMS_EVICTING))
         return (enum shms_state)state;
-    shms_reader_table_unpin_vain(t, l, slot, i, use);
+    shms_reader_table_unpin_failed(t, l, slot, i, use);
     return SHMS_FREE;
 }
 
@@ -81,8 +81,8 @@ void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_
 
 /* The pin may have been seen on an object that came into the slot in the meantime. So the offset is read after R4.
  * Either that object is still in the slot, or the writer has removed it and has marked its zone itself. */
-void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
-                                  bool use) {
+void shms_reader_table_unpin_failed(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
+                                    bool use) {
     unpin(t, i, use);
     atomic_thread_fence(memory_order_seq_cst);
     count_release(t, l, i, shms_get(&slot->offset));

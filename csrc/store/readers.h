@@ -57,8 +57,8 @@ enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l
 /* R4, for an object that was taken, at `offset` of its arena. */
 void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset);
 /* R4, for a pin that did not get its object: the slot may hold another one. A `use` is taken back, too. */
-void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
-                                  bool use);
+void shms_reader_table_unpin_failed(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
+                                    bool use);
 /* R3, for a reference with a valid tag, to the object in slot `i` at `offset`. 1: acknowledged now. 0: the lease has
  * ended, or was acknowledged before. */
 int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *lease, uint32_t entry,
