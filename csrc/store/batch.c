@@ -96,7 +96,7 @@ void shms_batch_undo(shms_writer *w, shms_batch *b) {
             undo_item(w, &b->items[i]);
         if (!w->closed && b->keys_size) {
             each_key(w, b->keys, b->keys_size, shms_unprotect_key);
-            shms_reclaim_lingering(w);
+            shms_reclaim_unprotected(w);
         }
         shms_writer_leave(w, SHMS_OK);
     }

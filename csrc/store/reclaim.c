@@ -33,7 +33,7 @@ enum { AGAIN = 1 }; /* the caller searches again */
 #define NEAR 64            /* objects that a search visits from the hand on */
 #define BUDGET 64          /* reads of a rank's words between two yields; a survey finishes its zone first */
 #define FORGET_AT_ONCE 128 /* victims between two yields */
-#define LINGER_AT_ONCE 64
+#define UNPROTECT_AT_ONCE 64
 #define SWEEP_AT_ONCE                                                                                                  \
     16384 /* lease entries that one call checks if no entry is free; the next call continues behind them */
 #define ASK_AFTER 64       /* leases; a rank may be busy as long as fewer have been opened since */
@@ -49,7 +49,7 @@ bool shms_reclaim_yield(struct shms_writer *w) {
 }
 
 /* Where the next victims are listed: their final place. They are not protected: the stack has room for all slots but those
- * that linger, behind it. */
+ * that are deleted but protected, behind it. */
 static uint32_t *victims_of(struct shms_writer *w) { return w->free_slots + w->n_free_slots; }
 
 /* W2 to W4: frees the slots of all n victims, or none (SHMS_EFULL). They are still in the ring then, and
@@ -488,22 +488,22 @@ void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {
 }
 
 /* The slots of deleted objects that are protected, behind the stack of free slots, which has room for all. */
-static uint32_t *lingering(const struct shms_writer *w, uint32_t i) {
+static uint32_t *deleted_but_protected(const struct shms_writer *w, uint32_t i) {
     return &w->free_slots[w->seg.layout.max_objects - 1 - i];
 }
 
-void shms_reclaim_lingering(struct shms_writer *w) {
-    for (uint32_t i = w->lingering, n = 1; i-- > 0; n++) {
-        uint32_t s = *lingering(w, i);
+void shms_reclaim_unprotected(struct shms_writer *w) {
+    for (uint32_t i = w->n_deleted_but_protected, n = 1; i-- > 0; n++) {
+        uint32_t s = *deleted_but_protected(w, i);
         if (!shms_key_kept(w, shms_slot_hash(w, s))) {
-            *lingering(w, i) = *lingering(w, --w->lingering);
+            *deleted_but_protected(w, i) = *deleted_but_protected(w, --w->n_deleted_but_protected);
             shms_protect_slot(w, s, false);
             shms_reclaim_slot(w, s);
         }
-        if (n % LINGER_AT_ONCE == 0 && shms_reclaim_yield(w)) {
+        if (n % UNPROTECT_AT_ONCE == 0 && shms_reclaim_yield(w)) {
             if (w->closed)
                 return;
-            i = i < w->lingering ? i : w->lingering;
+            i = i < w->n_deleted_but_protected ? i : w->n_deleted_but_protected;
         }
     }
 }
@@ -515,6 +515,6 @@ void shms_delete_slot(struct shms_writer *w, uint32_t slot) {
     atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
     w->ring.used[slot] = 0;
     if (w->protected[slot])
-        *lingering(w, w->lingering++) = slot;
+        *deleted_but_protected(w, w->n_deleted_but_protected++) = slot;
     shms_reclaim_slot(w, slot);
 }

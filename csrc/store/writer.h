@@ -66,10 +66,8 @@ struct shms_writer {
     shms_kept *kept; /* protected keys: a hash table of 2^n cells */
     uint32_t kept_cells, kept_used, n_kept;
     uint8_t *protected;   /* per slot: is it protected? */
-    uint32_t
-        lingering; /* protected slots whose objects are deleted; they are listed behind that stack, see reclaim.c */
-    uint32_t *free_slots; /* stack */
-    uint32_t n_free_slots;
+    uint32_t *free_slots; /* stack; the slots that are deleted but protected are listed behind it, see reclaim.c */
+    uint32_t n_free_slots, n_deleted_but_protected;
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
     uint32_t leased; /* those of them that have taken a lease entry */
     bool passing;    /* the search has met a pin of another writer without a lease */
@@ -134,7 +132,7 @@ void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
 /* Deletes a LIVE object that is not deleted. */
 void shms_delete_slot(struct shms_writer *w, uint32_t slot);
 /* Reclaims deleted objects whose keys are no longer protected. May yield the mutex. */
-void shms_reclaim_lingering(struct shms_writer *w);
+void shms_reclaim_unprotected(struct shms_writer *w);
 /* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield without `placing`, the
  * writer may be closed. Nothing may be stored then. */
 bool shms_reclaim_yield(struct shms_writer *w);
@@ -181,7 +179,7 @@ uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot);
 bool shms_key_kept(const struct shms_writer *w, uint64_t hash);
 /* Protects the object that is, or will be, stored under the key. False: there is no memory. */
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Ends one protection of the key, and returns true. shms_reclaim_lingering must follow, once for several calls. */
+/* Ends one protection of the key, and returns true. shms_reclaim_unprotected must follow, once for several calls. */
 bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len);
 /* Marks protected slots, so that a search need not look up keys. A slot is protected if its key is, or if it was
  * deleted while its key was: the caller may have handed the object out. */

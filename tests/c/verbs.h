@@ -96,7 +96,7 @@ static inline int verb_unprotect(shms_writer *w, const char *key, uint32_t key_l
         return rc;
     shms_reclaim_begin(w);
     shms_unprotect_key(w, key, key_len);
-    shms_reclaim_lingering(w);
+    shms_reclaim_unprotected(w);
     return shms_writer_leave(w, SHMS_OK);
 }
 
