@@ -9,7 +9,7 @@
 #define SCAN_AT_ONCE 256 /* slots between two yields of the mutex */
 #define SCAN_EACH_CALL 8
 
-static bool elsewhere(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
+static bool has_others(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
 
 /* J1, J2 */
 static void let_go(const shms_segment *seg) {
@@ -96,8 +96,8 @@ void shms_holds_unpin(const shms_segment *seg, uint32_t slot) {
     shms_holds_count(seg, slot);
 }
 
-uint32_t shms_look_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen) {
-    return elsewhere(w) ? shms_find_key(&w->seg, &w->index, w->seg.arena, hash, key, key_len, seen) : SHMS_NONE;
+uint32_t shms_look_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen) {
+    return has_others(w) ? shms_find_key(&w->seg, &w->index, w->seg.arena, hash, key, key_len, seen) : SHMS_NONE;
 }
 
 bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
@@ -111,14 +111,13 @@ bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entr
     return true;
 }
 
-int shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+int shms_keep_remote(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
     shms_slot seen;
-    if (!elsewhere(w))
+    if (!has_others(w))
         return 0;
     uint64_t hash = shms_key_hash(w, key, key_len);
-    uint32_t slot = shms_find_live(w, hash, key, key_len) == SHMS_NONE
-                        ? shms_look_elsewhere(w, hash, key, key_len, &seen)
-                        : SHMS_NONE;
+    uint32_t slot =
+        shms_find_live(w, hash, key, key_len) == SHMS_NONE ? shms_look_remote(w, hash, key, key_len, &seen) : SHMS_NONE;
     if (slot == SHMS_NONE)
         return 0;
     shms_reclaim_begin(w);
@@ -128,17 +127,17 @@ int shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len
     return shms_adopt(w, slot, shms_get(&seen.id), entry, 0, true, out);
 }
 
-void shms_use_elsewhere(struct shms_writer *w, uint32_t slot) {
+void shms_use_remote(struct shms_writer *w, uint32_t slot) {
     _Atomic uint32_t *uses = &shms_holds_row(&w->seg)[slot].uses;
     atomic_store_explicit(uses, atomic_load_explicit(uses, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
-uint32_t shms_uses_elsewhere(void *context, uint32_t slot) {
+uint32_t shms_remote_uses(void *context, uint32_t slot) {
     struct shms_writer *w = context;
     uint32_t uses = 0;
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
         uses += atomic_load_explicit(shms_pin_of(w, r, slot), memory_order_relaxed) / SHMS_PIN_USE;
-    for (uint32_t o = 0; elsewhere(w) && o < w->seg.layout.n_writers; o++)
+    for (uint32_t o = 0; has_others(w) && o < w->seg.layout.n_writers; o++)
         uses += atomic_load_explicit(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].uses,
                                      memory_order_relaxed);
     return uses;
@@ -160,9 +159,9 @@ static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint3
     return true;
 }
 
-bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+bool shms_drop_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
     bool any = false;
-    if (!elsewhere(w))
+    if (!has_others(w))
         return false;
     shms_lookup l = shms_find_begin(&w->seg, &w->index, w->seg.arena, hash);
     for (uint32_t slot; (slot = shms_find_next(&l)) != SHMS_NONE;)
@@ -170,8 +169,8 @@ bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, 
     return any;
 }
 
-void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len) {
-    for (uint32_t s = 0; elsewhere(w) && s < shms_all_slots(&w->seg.layout) && !w->closed; s++) {
+void shms_drop_all_remote(struct shms_writer *w, const char *prefix, uint32_t prefix_len) {
+    for (uint32_t s = 0; has_others(w) && s < shms_all_slots(&w->seg.layout) && !w->closed; s++) {
         if (!shms_is_own(&w->seg, s))
             drop_if(w, s, prefix, prefix_len, false);
         if (s % SCAN_AT_ONCE == SCAN_AT_ONCE - 1)
@@ -207,7 +206,7 @@ static void scan(struct shms_writer *w, uint32_t slots) {
 }
 
 void shms_delete_dropped(struct shms_writer *w) {
-    for (uint32_t o = 0; elsewhere(w) && o < w->seg.layout.n_writers; o++) {
+    for (uint32_t o = 0; has_others(w) && o < w->seg.layout.n_writers; o++) {
         const shms_writer_table *t = shms_segment_writer(&w->seg, o);
         SHMS_STEP("D3"); /* pairs with D2 */
         uint64_t drops = atomic_load_explicit(&t->drops, memory_order_acquire), seen = w->drops_seen[o];

@@ -30,22 +30,22 @@ void shms_holds_unpin(const shms_segment *seg, uint32_t slot);
 /* ---- for these, `hash` is the key's; the mutex is held ---- */
 
 /* The slot of an object of another writer that may be handed out, and its words in `seen`; or SHMS_NONE. */
-uint32_t shms_look_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen);
+uint32_t shms_look_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen);
 /* B1 to B5: leases what was found, with a taken entry. False if it has gone; then the entry is free again. */
 bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
                 uint8_t *out);
 /* Opens a held lease on another writer's object of this key, which is no hit: 1. 0 if there is none, or if the key is here.
  * The mutex is held, and may be yielded. SHMS_ENOLEASE, ECORRUPT, ECLOSED */
-int shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
+int shms_keep_remote(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
 /* A use, which the CLOCK of the owner sees. */
-void shms_use_elsewhere(struct shms_writer *w, uint32_t slot);
+void shms_use_remote(struct shms_writer *w, uint32_t slot);
 /* For ring.h: how often ranks and other writers have used what is in an own slot; only a change has a meaning. The
  * context is the writer. */
-shms_uses_fn shms_uses_elsewhere;
+shms_uses_fn shms_remote_uses;
 /* From now on this writer does not hand out others' objects of this key, or whose key begins so; and tells the owners,
  * which delete them. */
-bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
-void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
+bool shms_drop_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
+void shms_drop_all_remote(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
 /* The own slot of this key and its hash, or SHMS_NONE; the second one only if the object may be handed out. */
 uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);

@@ -59,7 +59,7 @@ int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint6
         return shms_writer_leave(w, SHMS_ENOMEM);
     for (uint64_t at = 0; at < size && !w->closed && shms_batch_ready(b) == SHMS_OK; at += 4 + key_at(keys + at)) {
         uint32_t len = key_at(keys + at);
-        if ((rc = shms_keep_elsewhere(w, (const char *)keys + at + 4, len, b->ref)) == 1)
+        if ((rc = shms_keep_remote(w, (const char *)keys + at + 4, len, b->ref)) == 1)
             shms_batch_note(b, 0);
         shms_writer_refused(w, rc, b);
         if (rc < 0)

@@ -40,7 +40,7 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
     uint64_t hash = shms_key_hash(w, key, key_len);
     shms_slot seen;
     uint32_t own = shms_find_live(w, hash, key, key_len), slot = SHMS_NONE;
-    if (own == SHMS_NONE && (slot = shms_look_elsewhere(w, hash, key, key_len, &seen)) == SHMS_NONE) {
+    if (own == SHMS_NONE && (slot = shms_look_remote(w, hash, key, key_len, &seen)) == SHMS_NONE) {
         shms_count(w, SHMS_C(misses), 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     }
@@ -55,7 +55,7 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
         shms_ring_use(&w->ring, own);
         shms_hand_out(w, shms_writer_global(w, own), entry, group, hold, b->ref);
     } else if (shms_adopt(w, slot, shms_get(&seen.id), entry, group, hold, b->ref)) {
-        shms_use_elsewhere(w, slot);
+        shms_use_remote(w, slot);
         shms_reclaim_leases(w);
         shms_count(w, SHMS_C(adopted), 1);
     } else {
@@ -75,7 +75,7 @@ int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
     uint32_t slot = shms_find_live(w, hash, key, key_len);
     shms_slot seen;
     const shms_slot *s = slot == SHMS_NONE ? &seen : shms_writer_slot(w, slot);
-    if (slot == SHMS_NONE && shms_look_elsewhere(w, hash, key, key_len, &seen) == SHMS_NONE)
+    if (slot == SHMS_NONE && shms_look_remote(w, hash, key, key_len, &seen) == SHMS_NONE)
         return shms_writer_leave(w, 0);
     return shms_writer_leave(w, shms_slot_extra_len(s) ? 2 : 1);
 }
@@ -89,8 +89,8 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
     shms_slot seen;
     if (slot != SHMS_NONE)
         shms_ring_use(&w->ring, slot);
-    else if ((slot = shms_look_elsewhere(w, hash, key, key_len, &seen)) != SHMS_NONE)
-        shms_use_elsewhere(w, slot);
+    else if ((slot = shms_look_remote(w, hash, key, key_len, &seen)) != SHMS_NONE)
+        shms_use_remote(w, slot);
     return shms_writer_leave(w, slot != SHMS_NONE);
 }
 

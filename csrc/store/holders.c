@@ -108,7 +108,7 @@ static bool held_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *expe
     return leased || pinned;
 }
 
-static bool held_elsewhere(struct shms_writer *w, uint32_t slot) {
+static bool held_remotely(struct shms_writer *w, uint32_t slot) {
     if (w->seg.layout.n_writers == 1)
         return false;
     for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
@@ -144,7 +144,7 @@ bool shms_may_go(void *context, uint32_t slot) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
         if (shms_pin_count(shms_pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r))
             return false;
-    return !held_elsewhere(w, slot);
+    return !held_remotely(w, slot);
 }
 
 /* The same for a survey, which also adds up who holds the object. A live rank holds it if it has pinned it, or has not

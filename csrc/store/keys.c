@@ -43,8 +43,8 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
         shms_delete_slot(w, slot);
     else
         shms_ghosts_forget(&w->ghosts, hash);
-    bool elsewhere = shms_drop_elsewhere(w, hash, key, key_len);
-    return shms_writer_leave(w, slot != SHMS_NONE || elsewhere);
+    bool remote = shms_drop_remote(w, hash, key, key_len);
+    return shms_writer_leave(w, slot != SHMS_NONE || remote);
 }
 
 /* Does the slot's key begin with these bytes? */
@@ -70,7 +70,7 @@ int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len) {
             next = behind < w->ring.capacity ? shms_ring_at(&w->ring, behind) : SHMS_NONE;
         }
     }
-    shms_drop_all_elsewhere(w, prefix, prefix_len);
+    shms_drop_all_remote(w, prefix, prefix_len);
     if (w->closed)
         return shms_writer_leave(w, SHMS_ECLOSED);
     if (prefix_len == 0)

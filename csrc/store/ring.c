@@ -297,10 +297,10 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
 }
 
 bool shms_ring_is_used(shms_ring *r, uint32_t slot) {
-    uint32_t elsewhere = r->uses ? r->uses(r->context, slot) : 0;
-    if (r->uses && elsewhere != r->seen[slot]) { /* counts from now on, and until the hand passes */
+    uint32_t remote = r->uses ? r->uses(r->context, slot) : 0;
+    if (r->uses && remote != r->seen[slot]) { /* counts from now on, and until the hand passes */
         shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
-        r->seen[slot] = elsewhere;
+        r->seen[slot] = remote;
         r->used[slot] = zone->lap;
         zone->uses = true;
     }

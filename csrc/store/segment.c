@@ -73,7 +73,7 @@ static uint64_t unit_of(const struct statfs *fs) {
 }
 
 /* Do other hosts have the files, too? Then locks may hold between hosts, and memory does not. */
-static bool is_remote(const struct statfs *fs) {
+static bool is_network_fs(const struct statfs *fs) {
     static const uint32_t kinds[] = {
         0x6969,     0x517b,     0xff534d42, 0xfe534d42, 0x00c36400,
         0x0bd00bd0, 0x47504653, 0x01021997, 0x65735546}; /* NFS, SMB, CIFS, SMB2, Ceph, Lustre, GPFS, 9p, FUSE */
@@ -347,7 +347,7 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     int rc;
     if (fstatfs(seg->fd, &fs))
         return SHMS_ESYS;
-    if (is_remote(&fs)) {
+    if (is_network_fs(&fs)) {
         errno = EREMOTE;
         return SHMS_ESYS;
     }

@@ -41,7 +41,7 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     uint64_t hash = shms_key_hash(w, key, key_len);
     shms_slot seen;
     if (shms_find(w, hash, key, key_len) != SHMS_NONE ||
-        (b->unless_stored && shms_look_elsewhere(w, hash, key, key_len, &seen) != SHMS_NONE))
+        (b->unless_stored && shms_look_remote(w, hash, key, key_len, &seen) != SHMS_NONE))
         return SHMS_EEXISTS;
     int rc = next_secret(w, &secret);
     if (rc)

@@ -192,7 +192,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
     shms_ghosts_init(&w->ghosts, at += lease_size, l->capacity, n);
     w->free_slots = (uint32_t *)(at += ghosts_size);
     w->ring.seen = w->free_slots + n;
-    w->ring.uses = shms_uses_elsewhere;
+    w->ring.uses = shms_remote_uses;
     w->ring.context = w;
     w->protected = (uint8_t *)(w->ring.seen + n);
     for (uint32_t i = n; i-- > 0;)

@@ -259,7 +259,7 @@ static void b_hit_and_cancel(void) {
 /* Half an adoption: B stands between B2 and B4. */
 static void b_pins(void) {
     shms_slot seen;
-    half = shms_look_elsewhere(b, shms_key_hash(b, "read", 4), "read", 4, &seen);
+    half = shms_look_remote(b, shms_key_hash(b, "read", 4), "read", 4, &seen);
     if (half != SHMS_NONE && !shms_holds_pin(&b->seg, half, shms_get(&seen.id)))
         half = SHMS_NONE;
 }
@@ -1076,7 +1076,7 @@ static void a_pin_in_passing_refuses_nobody(void) {
         for (; codes[i] == SHMS_ENOSLOT && key[1] < '0' + SLOTS - 1; key[1]++)
             CHECK_EQ(SHMS_OK, put(a, key, 1, 1, ref)); /* leased */
         shms_slot seen;
-        uint32_t slot = shms_look_elsewhere(b, shms_key_hash(b, "one", 3), "one", 3, &seen);
+        uint32_t slot = shms_look_remote(b, shms_key_hash(b, "one", 3), "one", 3, &seen);
         CHECK(slot != SHMS_NONE && shms_holds_pin(&b->seg, slot, shms_get(&seen.id)));
         for (uint64_t refused = 1; refused < 3; refused++) {
             CHECK_EQ(codes[i], put_of_kind(i == 2, "two", units[i]));
@@ -1130,7 +1130,7 @@ static void a_look_up_refuses_nobody(void) {
 }
 
 /* A's CLOCK spares what B has used, however often. */
-static void what_is_used_elsewhere_stays(void) {
+static void what_another_writer_uses_stays(void) {
     shms_options o = {.capacity = UNITS * UNIT, .n_readers = 1, .max_objects = SLOTS, .n_writers = 2};
     static const int uses[] = {0, 1, 255, 256, 257, 65536};
     for (int i = 0; i < 6; i++) {
@@ -1157,7 +1157,7 @@ TEST(whatever_a_b_and_the_rank_do_no_promise_is_broken) {
     CHECK(a_first_attachment_is_no_death(first_attach, refused_put) == 4); /* A1 to A4 */
     a_look_up_refuses_nobody();
     a_pin_in_passing_refuses_nobody();
-    what_is_used_elsewhere_stays();
+    what_another_writer_uses_stays();
     for (arena_of_a = 1; arena_of_a >= 0; arena_of_a--) {
         what_is_let_go_is_noticed();
         what_the_dead_held_is_over_before_anything_slow();
