@@ -174,7 +174,7 @@ look:   atomic { ok = 0;                                                        
                     :: id[g_slot[h]] == g_id[h] && x == EVICTING && !orphan
                     :: else -> x = 0; STALE(r,h)
                  fi };
-        if :: atomic { !ok && x == EVICTING ->                                      /* outlast_eviction */
+        if :: atomic { !ok && x == EVICTING ->                                      /* wait_for_eviction */
 #ifdef MUT_EVICTING_IS_LIVE
                       ok = 1; TAKEN(p,r,h) }
 #else

@@ -83,7 +83,7 @@ bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {
 
 int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient) {
     pin(seg, slot);
-    int rc = shms_outlast_eviction(seg, slot, id, patient);
+    int rc = shms_wait_for_eviction(seg, slot, id, patient);
     if (rc == SHMS_OK)
         return 1;
     shms_holds_unpin(seg, slot);

@@ -1,5 +1,5 @@
 /*
- * adopt.h - adoption: how a writer finds, pins and leases objects of other writers.
+ * adopt.h - adoption: how a writer finds, pins and leases objects of other writers (remote ones).
  *
  * The writer never waits for the owner of an object, and the owner never for it. Both write words of their own:
  *

@@ -60,7 +60,7 @@ static shms_kept *find_kept(const struct shms_writer *w, uint64_t hash) {
 bool shms_key_kept(const struct shms_writer *w, uint64_t hash) { return w->n_kept && find_kept(w, hash)->times; }
 
 /* Rebuilds the table without keys that are no longer protected, so that at most half of it is in use. */
-static bool room_for_kept(struct shms_writer *w) {
+static bool grow_kept(struct shms_writer *w) {
     shms_kept *before = w->kept;
     uint32_t cells = w->kept_cells, wanted = 16;
     if (2 * (w->kept_used + 1) <= cells)
@@ -81,7 +81,7 @@ static bool room_for_kept(struct shms_writer *w) {
 }
 
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
-    if (!room_for_kept(w))
+    if (!grow_kept(w))
         return false;
     uint64_t hash = shms_key_hash(w, key, key_len);
     shms_kept *cell = find_kept(w, hash);

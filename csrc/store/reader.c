@@ -120,7 +120,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, ref->slot, ref->id, ref->lease == 0);
     if (state == SHMS_FREE)
         return SHMS_ESTALE;
-    int rc = state == SHMS_EVICTING ? shms_outlast_eviction(&r->seg, ref->slot, ref->id, true) : SHMS_OK;
+    int rc = state == SHMS_EVICTING ? shms_wait_for_eviction(&r->seg, ref->slot, ref->id, true) : SHMS_OK;
     if (rc == SHMS_EBUSY && !promised(r, ref)) /* only another writer's lease can be open beside EVICTING */
         rc = SHMS_ESTALE;
     if (rc) {

@@ -368,7 +368,7 @@ static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
     return SHMS_OK;
 }
 
-static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out) {
+static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_placement *out) {
     search f = {.place.span = span};
     shms_kind_choice choice;
     if (still_refused(w, span, kind)) {
@@ -391,7 +391,7 @@ static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, shm
             if (rc == SHMS_ENOSLOT)
                 return survey_and_refuse(w, rc);
             if (rc == SHMS_OK) {
-                *out = (shms_room_for){
+                *out = (shms_placement){
                     .at = f.place.at, .behind = f.place.first, .area = f.area, .moves = f.moves, .lap = f.lap};
                 return rc;
             }
@@ -408,7 +408,7 @@ static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, shm
     return survey_and_refuse(w, SHMS_EFULL);
 }
 
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out) {
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_placement *out) {
     w->passing = false;
     int rc = search_space(w, span, kind, out);
     if (rc && w->passing) { /* it may be over by now, or as soon as that writer runs */

@@ -121,8 +121,8 @@ void shms_segment_close(shms_segment *seg); /* unlocks, unmaps; errno stays */
 
 /* Waits until the owner of an object in EVICTING has decided; the caller has pinned the object. SHMS_OK: it stays.
  * SHMS_ESTALE: it is gone. SHMS_EBUSY: the owner has not decided for a second, or if the caller is not `patient`, for
- * 1,000 turns: it was stopped. `slot` has its number of all arenas. In outlast.c. */
-int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
+ * 1,000 turns: it was stopped. `slot` has its number of all arenas. In wait.c. */
+int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
 
 static inline uint64_t shms_clock_ns(clockid_t clock) {
     struct timespec now;

@@ -50,8 +50,8 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     uint32_t entry = SHMS_NONE;
     if (leased && (entry = shms_reclaim_lease(w)) == SHMS_NONE)
         return SHMS_ENOLEASE;
-    shms_room_for room;
-    if ((rc = shms_reclaim_space(w, span, kind, &room))) {
+    shms_placement place;
+    if ((rc = shms_reclaim_space(w, span, kind, &place))) {
         shms_leases_untake(&w->leases, entry);
         return rc;
     }
@@ -66,20 +66,20 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     atomic_thread_fence(memory_order_release);
     shms_set(&s->id, id);
     atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with shms_reader_release */
-    shms_set(&s->offset, room.at);
+    shms_set(&s->offset, place.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
     shms_set(&s->flags, (uint64_t)extra_len << SHMS_SLOT_EXTRA_SHIFT | (uint64_t)kind << SHMS_SLOT_KIND_SHIFT);
-    shms_ring_insert(&w->ring, slot, room.behind);
-    if (room.moves) {
-        shms_ring_move_hand(&w->ring, room.area, slot, room.lap);
-        shms_set(room.area == SHMS_LARGE ? &w->seg.writer->hand : &w->seg.writer->small_hand,
-                 w->ring.areas[room.area].hand);
+    shms_ring_insert(&w->ring, slot, place.behind);
+    if (place.moves) {
+        shms_ring_move_hand(&w->ring, place.area, slot, place.lap);
+        shms_set(place.area == SHMS_LARGE ? &w->seg.writer->hand : &w->seg.writer->small_hand,
+                 w->ring.areas[place.area].hand);
     }
     shms_add(&w->seg.writer->used_bytes, span);
     shms_kinds_enter(&w->kinds, slot);
     w->protected[slot] = shms_key_kept(w, hash);
-    char *at = (char *)w->seg.data + room.at;
+    char *at = (char *)w->seg.data + place.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
     memcpy(at, key, key_len);
     shms_index_add(&w->index, hash, slot);

@@ -31,13 +31,13 @@ typedef struct shms_peer {
 } shms_peer;
 
 /* Space that was cleared for an object, and where the hand of its area goes. */
-typedef struct shms_room_for {
+typedef struct shms_placement {
     uint64_t at;
     uint32_t behind; /* the object behind it, or SHMS_NONE */
     enum shms_area_name area;
     bool moves; /* the hand moves behind the object */
     bool lap;   /* it has gone round once before */
-} shms_room_for;
+} shms_placement;
 
 /* A cell: the hash of a protected key, and how often it is protected. Another key with the same hash is, too. */
 typedef struct shms_kept {
@@ -117,7 +117,7 @@ bool shms_poll(struct shms_writer *w);
 /* Makes room for `span` bytes of a kind and a slot. SHMS_EFULL, SHMS_EQUOTA and SHMS_ENOSLOT change
  * nothing, except that objects of the kind may have gone for a place that another holds by now. `placing` is held, too.
  * Other threads may have had the mutex in the meantime. */
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out);
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_placement *out);
 /* Takes a lease entry, or returns SHMS_NONE; then other threads may have had the mutex. */
 uint32_t shms_reclaim_lease(struct shms_writer *w);
 /* Closes some of the leases that are complete, if few entries are free; for after each hand-out. */

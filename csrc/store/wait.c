@@ -1,5 +1,5 @@
 /*
- * outlast.c - how a reader waits for the owner of an object in EVICTING. Why it need not wait for a dead one is point 7
+ * wait.c - how a reader waits for the owner of an object in EVICTING. Why it need not wait for a dead one is point 7
  * in docs/concepts/protocol.md.
  */
 #include <sched.h>
@@ -14,7 +14,7 @@
 #define PATIENCE_NS UINT64_C(1000000000)
 #define TURNS 1000 /* before the first look at the clock */
 
-int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient) {
+int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient) {
     const shms_slot *s = shms_segment_slot(seg, slot);
     int owner = SHMS_ROLE_OF_WRITER(shms_arena_of(&seg->layout, slot));
     uint64_t start = 0;

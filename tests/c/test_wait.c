@@ -1,5 +1,5 @@
 /*
- * test_outlast.c - a reader meets EVICTING, and the writer dies at the worst moment: when the reader is about to probe
+ * test_wait.c - a reader meets EVICTING, and the writer dies at the worst moment: when the reader is about to probe
  * its lock (R2p).
  */
 #include "fixture.h"
@@ -18,7 +18,7 @@ static void die_before_the_probe(const char *label) {
 
 /* A store with one object of half its size. A reader with an earlier reference finds the object in EVICTING. */
 static shms_view *meet(enum shms_state word) {
-    open_store("outlast", (shms_options){.capacity = 1024, .n_readers = 1}, 1);
+    open_store("wait", (shms_options){.capacity = 1024, .n_readers = 1}, 1);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 1, ref));
     shms_view_release(view_of(readers[0], ref));
     state = &w->seg.slots[0].state;
