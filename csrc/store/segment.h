@@ -9,7 +9,7 @@
  *
  * Liveness is an open-file-description lock on one byte for each process: byte w for writer w, byte SHMS_MAX_WRITERS
  * for an owner without an arena, and the byte behind it + r for rank r (docs/concepts/protocol.md). What keeps it is in
- * segment.c; another opening, `fd`, probes other processes' locks. A process that writes into an arena's data for its
+ * locks.c; another opening, `fd`, probes other processes' locks. A process that writes into an arena's data for its
  * writer, as a tier's client does, locks these bytes first. It ends when the writer dies. Until then nobody takes the
  * arena over: a successor waits for a second, then fails.
  *
@@ -43,6 +43,7 @@ typedef struct shms_segment {
     uint64_t control_size, data_size; /* as mapped */
     int fd;                           /* probes locks, holds none; -1: closed */
     void *lock;                       /* the mapped page that keeps this process's lock; NULL: no lock */
+    bool lock_inherited;              /* madvise has no effect (qemu-user): a forked child has that page, too */
     _Atomic int forked;               /* this process is a child of the one that opened it */
     bool borrowed;                    /* the mappings belong to another segment */
     uint64_t unit;                    /* of sizes and mappings: a page, or on hugetlbfs one of its own */
@@ -57,9 +58,10 @@ int shms_segment_name(shms_segment *seg, const char *name);
 
 /* Opens the file of that name, and no symbolic link. -1 and errno */
 int shms_segment_open_path(const shms_segment *seg, int flags);
-/* Opens the file of that name and notes its device and inode. A forked child does not keep the descriptor. -1 and
- * errno: not opened, and needs no _close. */
-int shms_segment_open_file(shms_segment *seg, int flags);
+/* Opens the file of that name, or makes memory without one, and notes its device and inode. A forked child does not keep the
+ * descriptor. What is opened later, by way of a descriptor, is an opening of its own, so the locks of who passed the
+ * descriptor and who got it exclude each other. -1 and errno: not opened, and needs no _close. */
+int shms_segment_open_file(shms_segment *seg, int flags, bool memfd);
 
 /* Creates a segment, maps it as its writer and takes the writer's lock. No process can open it before _publish. After
  * an error, nothing is left in memory or in the file system. */

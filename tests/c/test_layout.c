@@ -340,7 +340,7 @@ static void an_unfinished_creation_by(int role) {
     shms_writer *w;
     shms_reader *r;
     CHECK_EQ(SHMS_OK, shms_segment_name(&creator, name));
-    CHECK(shms_segment_open_file(&creator, O_RDWR | O_CREAT | O_EXCL) >= 0);
+    CHECK(shms_segment_open_file(&creator, O_RDWR | O_CREAT | O_EXCL, false) >= 0);
     CHECK_EQ(SHMS_OK, shms_segment_lock(&creator, role));
     for (off_t size = 0; size <= 8192; size += 4096) {
         CHECK(ftruncate(creator.fd, size) == 0);

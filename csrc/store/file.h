@@ -1,0 +1,48 @@
+/*
+ * file.h - what the parts of a segment's file share: opening.c, space.c, mapping.c, locks.c,
+ * create.c and segment.c.
+ */
+#ifndef SHMS_FILE_H
+#define SHMS_FILE_H
+
+#include <sys/stat.h>
+#include <sys/statfs.h>
+
+#include "segment.h"
+
+/* On hugetlbfs a mapping would else reserve pages for the arenas that nobody has taken. */
+#define SHMS_SHARED (MAP_SHARED | MAP_NORESERVE)
+
+/* ---- opening.c ---- */
+
+/* No fork comes between these two. */
+void shms_forks_stop(void);
+void shms_forks_go_on(void);
+/* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
+bool shms_file_is(const shms_segment *seg, int fd);
+/* Opens the segment's file once more, for mappings. A descriptor, or SHMS_ENOSTORE or ESYS. */
+int shms_file_again(const shms_segment *seg, int role);
+/* Stats the file that has the name, without a descriptor. So it works also for a file that may not be opened. */
+bool shms_file_stat(const shms_segment *seg, struct stat *st);
+int shms_file_size(const shms_segment *seg, uint64_t *size); /* SHMS_ELAYOUT: it is no regular file */
+void shms_file_close(shms_segment *seg);
+void shms_file_unlist(shms_segment *seg); /* for the handlers of forks, it is closed */
+
+/* ---- space.c ---- */
+
+uint64_t shms_page_size(void);
+uint64_t shms_file_unit(const struct statfs *fs); /* of sizes and mappings: on hugetlbfs its pages */
+/* Do other hosts have the files, too? Then locks may hold between hosts, and memory does not. */
+bool shms_file_is_on_network(const struct statfs *fs);
+bool shms_exceeds_free_space(int fd, uint64_t size);
+int shms_file_reserve(int fd, uint64_t at, uint64_t size); /* SHMS_ENOSPC, ESYS */
+
+/* ---- mapping.c ---- */
+
+/* Maps everything read-only, but for a rank its own table. */
+int shms_segment_map(shms_segment *seg, int fd, int role);
+/* Makes an arena writable, or of the owner none, and nothing else behind the superblock. The one rule (each word has one
+ * writing process), enforced by the MMU. */
+int shms_segment_own(shms_segment *seg, uint32_t arena);
+
+#endif

@@ -1,0 +1,152 @@
+/*
+ * opening.c - the name of a segment and the descriptors of its file, which no forked child keeps.
+ *
+ * Forks. A child must not keep the lock of its dead parent.
+ * - The page that keeps the lock has MADV_DONTFORK: the kernel copies it into no child, not even of a clone() that runs no
+ *   handlers.
+ * - The descriptor of that opening exists only inside shms_segment_lock, between shms_forks_stop and shms_forks_go_on, which
+ *   is the mutex that a pthread_atfork handler takes. So no child of fork() copies it. A child of vfork() or clone() may,
+ *   within these microseconds, until it calls exec.
+ * - Every open segment is on a list. In the child, the handlers close the other descriptors and mark the segments.
+ * - The child never sees half a list, and starts with an empty one. A segment on the old list may lie on the stack of a
+ *   thread that fork did not copy.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "file.h"
+
+static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
+static shms_segment *open_segments;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+int shms_segment_name(shms_segment *seg, const char *name) {
+    if (!name)
+        return SHMS_EINVAL;
+    const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
+    size_t n = strlen(last);
+    if (n == 0 || n > SHMS_MAX_NAME || !strcmp(last, ".") || !strcmp(last, "..") || (slash && *name != '/'))
+        return SHMS_EINVAL;
+    int size = snprintf(seg->path, sizeof seg->path, "%s%s", slash ? "" : "/dev/shm/", name);
+    return size < (int)sizeof seg->path ? SHMS_OK : SHMS_EINVAL;
+}
+
+bool shms_file_is(const shms_segment *seg, int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
+}
+
+void shms_file_close(shms_segment *seg) {
+    if (seg->fd >= 0 && shms_file_is(seg, seg->fd))
+        close(seg->fd);
+    seg->fd = -1;
+}
+
+void shms_forks_stop(void) { pthread_mutex_lock(&open_mutex); }
+void shms_forks_go_on(void) { pthread_mutex_unlock(&open_mutex); }
+static void fork_child(void) {
+    for (shms_segment *s = open_segments, *next; s; s = next) {
+        next = s->next;
+        s->next = s->prev = NULL;
+        atomic_store(&s->forked, 1);
+        if (s->lock && s->lock_inherited)
+            munmap(s->lock, s->unit);
+        s->lock = NULL; /* the child has no such page, and the address may be another mapping's by now */
+        shms_file_close(s);
+    }
+    open_segments = NULL;
+    shms_forks_go_on();
+}
+static void fork_register(void) { pthread_atfork(shms_forks_stop, shms_forks_go_on, fork_child); }
+
+/* Is the path a descriptor's? Then it is a link, which leads to the file also where no folder does. */
+static bool by_descriptor(const shms_segment *seg) {
+    int end = 0;
+    if (sscanf(seg->path, "/proc/self/fd/%*u%n", &end) == EOF || !end)
+        sscanf(seg->path, "/proc/%*u/fd/%*u%n", &end);
+    return end && !seg->path[end];
+}
+
+int shms_segment_open_path(const shms_segment *seg, int flags) {
+    return open(seg->path, flags | (by_descriptor(seg) ? 0 : O_NOFOLLOW) | O_CLOEXEC, 0600);
+}
+
+/* Opens the file and adds the segment to the list. No fork can come between the two. */
+int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
+    struct stat st;
+    struct statfs fs;
+    pthread_once(&fork_once, fork_register);
+    shms_forks_stop();
+    seg->fd = memfd ? memfd_create(strrchr(seg->path, '/') + 1, MFD_CLOEXEC | MFD_ALLOW_SEALING)
+                    : shms_segment_open_path(seg, flags);
+    if (seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0) {
+        if (memfd || by_descriptor(seg)) /* its own from now on: the caller may close that one */
+            snprintf(seg->path, sizeof seg->path, "/proc/self/fd/%d", seg->fd);
+        seg->unit = shms_file_unit(&fs);
+        seg->dev = st.st_dev;
+        seg->ino = st.st_ino;
+        seg->prev = NULL;
+        seg->next = open_segments;
+        if (open_segments)
+            open_segments->prev = seg;
+        open_segments = seg;
+    } else if (seg->fd >= 0) {
+        close(seg->fd);
+        seg->fd = -1;
+    }
+    shms_forks_go_on();
+    return seg->fd;
+}
+
+void shms_file_unlist(shms_segment *seg) {
+    shms_forks_stop();
+    if (seg->prev)
+        seg->prev->next = seg->next;
+    else if (open_segments == seg)
+        open_segments = seg->next;
+    if (seg->next)
+        seg->next->prev = seg->prev;
+    seg->next = seg->prev = NULL;
+    shms_forks_go_on();
+}
+
+int shms_file_again(const shms_segment *seg, int role) {
+    int fd = shms_segment_open_path(seg, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR);
+    if (fd < 0)
+        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
+    if (shms_file_is(seg, fd))
+        return fd;
+    close(fd); /* the name is another segment's by now */
+    return SHMS_ENOSTORE;
+}
+
+int shms_file_size(const shms_segment *seg, uint64_t *size) {
+    struct stat st;
+    if (fstat(seg->fd, &st))
+        return SHMS_ESYS;
+    if (!S_ISREG(st.st_mode))
+        return SHMS_ELAYOUT;
+    *size = (uint64_t)st.st_size;
+    return SHMS_OK;
+}
+
+bool shms_file_stat(const shms_segment *seg, struct stat *st) {
+    return (by_descriptor(seg) ? stat : lstat)(seg->path, st) == 0;
+}
+
+bool shms_segment_named(const shms_segment *seg) {
+    struct stat st;
+    return shms_file_stat(seg, &st) && st.st_dev == seg->dev && st.st_ino == seg->ino;
+}
+
+void shms_segment_unlink(const shms_segment *seg) {
+    int saved = errno;
+    if (shms_segment_named(seg))
+        unlink(seg->path);
+    errno = saved;
+}

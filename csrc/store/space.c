@@ -1,0 +1,119 @@
+/*
+ * space.c - what a segment's file has of its file system: pages, free space, and reservations, so that no store raises
+ * SIGBUS.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "file.h"
+#include "step.h"
+
+#define HUGETLBFS 0x958458f6 /* of statfs(2) */
+/* smallest step of a reservation that signals interrupt; takes well below a millisecond */
+#define SMALLEST_STEP ((uint64_t)1 << 20)
+
+uint64_t shms_page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
+
+uint64_t shms_file_unit(const struct statfs *fs) {
+    return (uint32_t)fs->f_type == HUGETLBFS ? (uint64_t)fs->f_bsize : shms_page_size();
+}
+
+bool shms_file_is_on_network(const struct statfs *fs) {
+    static const uint32_t kinds[] = {
+        0x6969,     0x517b,     0xff534d42, 0xfe534d42, 0x00c36400,
+        0x0bd00bd0, 0x47504653, 0x01021997, 0x65735546}; /* NFS, SMB, CIFS, SMB2, Ceph, Lustre, GPFS, 9p, FUSE */
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if ((uint32_t)fs->f_type == kinds[i])
+            return true;
+    return false;
+}
+
+int shms_options_round(shms_options *options) {
+    shms_layout l;
+    int rc = shms_layout_compute(&l, options, shms_page_size());
+    if (rc)
+        return rc;
+    l.flags = options->flags;
+    shms_layout_options(options, &l);
+    return SHMS_OK;
+}
+
+uint64_t shms_space_needed(const shms_options *options, const char *folder) {
+    shms_layout l;
+    struct statfs fs;
+    int rc = shms_layout_compute(&l, options, statfs(folder, &fs) ? shms_page_size() : shms_file_unit(&fs));
+    return rc ? 0 : l.data_at + (options->flags & SHMS_OWNS ? 0 : l.data_stride);
+}
+
+/* Checks first: fallocate would fill the memory before it found that there is not enough. */
+bool shms_exceeds_free_space(int fd, uint64_t size) {
+    struct statvfs fs;
+    return fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which reports no figures */
+           (uint64_t)fs.f_bavail * fs.f_frsize < size;
+}
+
+int shms_file_reserve(int fd, uint64_t at, uint64_t size) {
+    uint64_t step = size;
+    while (size) {
+        uint64_t n = size < step ? size : step;
+        int rc = fallocate(fd, 0, (off_t)at, (off_t)n) ? errno : 0; /* posix_fallocate has a substitute for it */
+        /* most kernels undo the whole step, so a large step never ends under a periodic signal */
+        if (rc == EINTR) {
+            step = step > 2 * SMALLEST_STEP ? step / 2 : SMALLEST_STEP;
+            continue;
+        }
+        if (rc) {
+            errno = rc;
+            return rc == ENOSPC || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
+        }
+        at += n;
+        size -= n;
+    }
+    return SHMS_OK;
+}
+
+/* Which arenas have been taken, as bits. By read(2), because the tables of a sparse copy have holes, too. */
+static uint64_t taken(const shms_segment *seg) {
+    const shms_layout *l = &seg->layout;
+    uint64_t bits = 0;
+    for (uint64_t w = 0; w < l->n_writers; w++) {
+        uint64_t epoch = 0, at = l->writer_at + w * l->arena_stride + offsetof(shms_writer_table, epoch);
+        if (pread(seg->fd, &epoch, sizeof epoch, (off_t)at) > 0 && epoch)
+            bits |= UINT64_C(1) << w;
+    }
+    return bits;
+}
+
+static uint64_t lacks(const shms_segment *seg, uint64_t arenas) {
+    uint64_t needed = seg->control_size + (uint64_t)__builtin_popcountll(arenas) * seg->layout.data_stride;
+    struct stat st;
+    uint64_t there = fstat(seg->fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
+    return there < needed ? needed - there : 0;
+}
+
+uint64_t shms_segment_lacks(const shms_segment *seg) {
+    uint64_t arenas = taken(seg); /* before the blocks are counted: an arena is reserved before it is taken */
+    SHMS_LOOK("taken");
+    return lacks(seg, arenas);
+}
+
+int shms_segment_reserve(const shms_segment *seg, uint64_t *needed) {
+    const shms_layout *l = &seg->layout;
+    uint64_t before = taken(seg);
+    bool first = !(before >> seg->arena & 1);
+    uint64_t torn = lacks(seg, before);
+    if (needed)
+        *needed = torn + (first ? l->data_stride : 0);
+    /* A predecessor may have reserved the arena and died. If other arenas are being reserved, the kernel refuses. */
+    if (shms_exceeds_free_space(seg->fd, lacks(seg, before | UINT64_C(1) << seg->arena)))
+        return SHMS_ENOSPC;
+    int rc = torn ? shms_file_reserve(seg->fd, 0, seg->control_size) : SHMS_OK;
+    for (uint64_t w = 0; rc == SHMS_OK && torn && w < l->n_writers; w++)
+        if (before >> w & 1)
+            rc = shms_file_reserve(seg->fd, l->data_at + w * l->data_stride, l->data_stride);
+    /* last, because its bytes would count for those that a sparse copy still lacks */
+    return rc == SHMS_OK && first ? shms_file_reserve(seg->fd, l->data_at + seg->arena * l->data_stride, l->data_stride)
+                                  : rc;
+}
