@@ -150,174 +150,101 @@ static void join(waiter *t, int code, double from) {
     shms_batch_drop(t->w, &t->b);
 }
 
-/* The put of this sleeps, and is woken by that. */
-static void woken_by(waiter t, void (*lets_go)(void)) {
-    slow = true;
-    start(&t);
-    CHECK_EQ(1, writers[A]->seg.writer->room_wanted & 1);
-    double from = seconds();
-    lets_go();
-    join(&t, SHMS_OK, from);
-    end_all();
-}
-
-static waiter usual = {.leased = true};
-
-/* ---- readers ---- */
+/* ---- what wakes it ---- */
 
 static shms_view *view;
-static void unpin(void) { shms_view_release(view); }
+static shms_batch other;
 
-TEST(an_unpin_wakes) {
-    setup(1, 1);
+static void adopt(void) { /* B leases A's object k0, whose own lease ends */
+    fill_up();
+    CHECK_EQ(SHMS_OK, verb_hit(writers[B], "k0", 2, refs[SLOTS - 1]));
+    CHECK_EQ(1, shms_writer_cancel(writers[A], refs[0]));
+}
+
+/* Before the wait. */
+static void view_one(void) {
     fill_up();
     CHECK((view = view_of(readers[0], refs[0])));
-    woken_by(usual, unpin);
 }
-
-static void acknowledge(void) { CHECK_EQ(1, shms_reader_release(readers[0], refs[0])); }
-
-TEST(an_acknowledgement_wakes) {
-    setup(1, 1);
+static void read_one(void) {
     fill_up();
-    woken_by(usual, acknowledge);
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[0]));
 }
-
-static void close_reader(void) { CHECK_EQ(SHMS_OK, shms_reader_close(readers[0])); }
-
-TEST(a_reader_that_closes_wakes) {
-    setup(1, 1);
-    fill_up();
-    woken_by(usual, close_reader);
-}
-
-/* ---- other threads of the writer ---- */
-
-static void cancel(void) { CHECK_EQ(1, shms_writer_cancel(writers[A], refs[0])); }
-
-TEST(a_cancelled_lease_wakes) {
-    setup(1, 1);
-    fill_up();
-    woken_by(usual, cancel);
-}
-
-static void cancel_all(void) { CHECK_EQ(OBJECTS, shms_writer_cancel_all(writers[A])); }
-
-TEST(the_end_of_all_leases_wakes) {
-    setup(1, 1);
-    fill_up();
-    woken_by(usual, cancel_all);
-}
-
-static void retire(void) { CHECK_EQ(SHMS_OK, shms_writer_retire(writers[A], 0)); }
-
-TEST(a_retirement_wakes) {
-    setup(1, 0);
-    fill_up();
-    woken_by(usual, retire);
-}
-
-static void assign(void) { CHECK_EQ(1, shms_writer_assign_group(writers[A], refs[0], 1)); }
-
-TEST(a_group_that_has_read_already_wakes) {
-    setup(2, 1);
-    fill_up();
-    acknowledge();
-    woken_by(usual, assign);
-}
-
-static shms_batch other;
-static void undo_other(void) { shms_batch_drop(writers[A], &other); }
-static void commit_other(void) { CHECK_EQ(SHMS_OK, shms_batch_commit(writers[A], &other, 0, 0)); }
-
 static void begin_other(void) {
-    setup(1, 1);
-    other = (shms_batch){0};
     CHECK_EQ(SHMS_OK, shms_batch_begin(writers[A], &other, "k9", 2, NULL, 0, NULL, 0, OBJECTS * UNIT - 64, 0, false));
 }
-
-TEST(an_undone_put_wakes) {
-    begin_other();
-    woken_by(usual, undo_other);
-}
-
-TEST(an_object_that_was_committed_and_is_not_leased_wakes) {
-    begin_other();
-    woken_by(usual, commit_other);
-    other.keep = 1;
-    shms_batch_drop(NULL, &other);
-}
-
-TEST(the_end_of_a_protection_wakes) {
-    setup(1, 1);
+static void protect_one(void) {
     fill_up();
-    other = (shms_batch){0};
     CHECK_EQ(SHMS_OK, shms_batch_protect(writers[A], &other, (const uint8_t *)"\2\0\0\0k0", 6));
-    acknowledge();
-    woken_by(usual, undo_other);
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[0]));
 }
-
-static void raise_quota(void) { CHECK_EQ(SHMS_OK, shms_writer_quota(writers[A], kind, 2 * UNIT)); }
-
-TEST(a_higher_quota_wakes) {
-    setup(1, 1);
+static void fill_the_quota(void) {
     CHECK_EQ(SHMS_OK, shms_writer_quota(writers[A], kind, UNIT));
     CHECK_EQ(SHMS_OK, shms_batch_put(writers[A], &other, "k0", 2, NULL, 0, NULL, 0, UNIT - 64, NULL, 0, kind, 0, 0));
     other.keep = 1;
-    woken_by((waiter){.kind = kind}, raise_quota);
-    shms_batch_drop(NULL, &other);
 }
-
-/* ---- other writers ---- */
-
-/* B leases A's object k0, whose own lease ends. */
-static void adopt(void) {
-    fill_up();
-    CHECK_EQ(SHMS_OK, verb_hit(writers[B], "k0", 2, refs[SLOTS - 1]));
-    cancel();
-}
-
-static void cancel_of_b(void) { CHECK_EQ(1, shms_writer_cancel(writers[B], refs[SLOTS - 1])); }
-
-TEST(another_writer_that_ends_its_lease_wakes) {
-    setup(1, 1);
-    adopt();
-    woken_by(usual, cancel_of_b);
-}
-
-static void read_for_b(void) { CHECK_EQ(1, shms_reader_release(readers[0], refs[SLOTS - 1])); }
-
-TEST(a_read_for_another_writer_wakes_the_owner) {
-    setup(1, 1);
-    adopt();
-    woken_by(usual, read_for_b);
-}
-
-static void retire_by_b(void) { CHECK_EQ(SHMS_OK, shms_writer_retire(writers[B], 0)); }
-
-TEST(another_writer_that_retires_a_rank_wakes) {
-    setup(1, 0);
-    adopt();
-    woken_by(usual, retire_by_b);
-}
-
-/* ---- lease entries, all of which are on objects of B ---- */
-
-static void lease_all_of_b(void) {
-    setup(1, 1);
+static void lease_all_of_b(void) { /* every entry of A's is on an object of B's */
     CHECK_EQ(SHMS_OK, put_marked(writers[B], "b", 1, 1, NULL));
     for (uint32_t i = 0; i < writers[A]->leases.n_entries; i++)
         CHECK_EQ(SHMS_OK, verb_hit(writers[A], "b", 1, refs[i ? 1 : 0]));
 }
 
-TEST(a_read_of_another_writers_object_wakes_who_has_leased_it) {
-    lease_all_of_b();
-    woken_by(usual, acknowledge);
+/* What lets go. */
+static void unpin(void) { shms_view_release(view); }
+static void acknowledge(void) { CHECK_EQ(1, shms_reader_release(readers[0], refs[0])); }
+static void read_for_b(void) { CHECK_EQ(1, shms_reader_release(readers[0], refs[SLOTS - 1])); }
+static void close_reader(void) { CHECK_EQ(SHMS_OK, shms_reader_close(readers[0])); }
+static void cancel(void) { CHECK_EQ(1, shms_writer_cancel(writers[A], refs[0])); }
+static void cancel_of_b(void) { CHECK_EQ(1, shms_writer_cancel(writers[B], refs[SLOTS - 1])); }
+static void cancel_all(void) { CHECK_EQ(OBJECTS, shms_writer_cancel_all(writers[A])); }
+static void retire(void) { CHECK_EQ(SHMS_OK, shms_writer_retire(writers[A], 0)); }
+static void retire_by_b(void) { CHECK_EQ(SHMS_OK, shms_writer_retire(writers[B], 0)); }
+static void assign(void) { CHECK_EQ(1, shms_writer_assign_group(writers[A], refs[0], 1)); }
+static void undo_other(void) { shms_batch_undo(writers[A], &other); }
+static void commit_other(void) { /* what is committed and not leased may go */
+    CHECK_EQ(SHMS_OK, shms_batch_commit(writers[A], &other, 0, 0));
+    other.keep = 1;
 }
+static void raise_quota(void) { CHECK_EQ(SHMS_OK, shms_writer_quota(writers[A], kind, 2 * UNIT)); }
 
-TEST(a_cancelled_lease_on_another_writers_object_wakes) {
-    lease_all_of_b();
-    woken_by(usual, cancel);
+static waiter usual = {.leased = true};
+
+TEST(whatever_lets_go_of_something_wakes_the_put) {
+    static const struct {
+        void (*before)(void), (*lets_go)(void);
+        uint32_t n_readers, attached, of_kind;
+    } cases[] = {
+        {view_one, unpin, 1, 1, 0},
+        {fill_up, acknowledge, 1, 1, 0},
+        {fill_up, close_reader, 1, 1, 0},
+        {fill_up, cancel, 1, 1, 0},
+        {fill_up, cancel_all, 1, 1, 0},
+        {fill_up, retire, 1, 0, 0},
+        {read_one, assign, 2, 1, 0},
+        {begin_other, undo_other, 1, 1, 0},
+        {begin_other, commit_other, 1, 1, 0},
+        {protect_one, undo_other, 1, 1, 0},
+        {fill_the_quota, raise_quota, 1, 1, 1},
+        {adopt, cancel_of_b, 1, 1, 0},
+        {adopt, read_for_b, 1, 1, 0},
+        {adopt, retire_by_b, 1, 0, 0},
+        {lease_all_of_b, acknowledge, 1, 1, 0},
+        {lease_all_of_b, cancel, 1, 1, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        setup(cases[i].n_readers, cases[i].attached);
+        cases[i].before();
+        waiter t = {.leased = !cases[i].of_kind, .kind = cases[i].of_kind ? kind : 0};
+        slow = true;
+        start(&t);
+        CHECK_EQ(1, writers[A]->seg.writer->room_wanted & 1);
+        double from = seconds();
+        cases[i].lets_go();
+        join(&t, SHMS_OK, from);
+        shms_batch_drop(writers[A], &other);
+        other = (shms_batch){0};
+        end_all();
+    }
 }
 
 /* ---- between the look and the sleep ---- */
@@ -588,6 +515,7 @@ static void close_and_take_over(void) {
 static void close_writer(void) { CHECK_EQ(SHMS_OK, shms_writer_close(writers[A], false)); }
 
 TEST(a_close_ends_the_wait) {
+    setup(1, 1);
     begin_other();
     slow = true;
     waiter t = {.once = true};
