@@ -364,13 +364,6 @@ int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, s
     return out->bounded ? SHMS_OK : SHMS_ECORRUPT;
 }
 
-bool shms_inspector_still(const shms_inspector *i, uint64_t slot, uint64_t id) {
-    const shms_slot *s = shms_segment_slot(&i->seg, (uint32_t)slot);
-    atomic_thread_fence(memory_order_acquire);
-    uint64_t state = get_acquire(&s->state);
-    return (state == SHMS_LIVE || state == SHMS_EVICTING) && get_acquire(&s->id) == id;
-}
-
 int shms_inspector_copy(shms_inspector *i, uint64_t slot, uint64_t id, uint64_t from, uint64_t size, uint8_t *out) {
     shms_slot_record s;
     int rc = shms_inspector_object(i, slot, id, &s);
@@ -380,5 +373,5 @@ int shms_inspector_copy(shms_inspector *i, uint64_t slot, uint64_t id, uint64_t 
         return SHMS_EINVAL;
     SHMS_LOOK("copy");
     memcpy(out, shms_inspector_bytes(i, &s) + from, size);
-    return shms_inspector_still(i, slot, id) ? SHMS_OK : SHMS_ESTALE;
+    return shms_still_there(&i->seg, (uint32_t)slot, id) ? SHMS_OK : SHMS_ESTALE;
 }

@@ -5,6 +5,7 @@
 #define SHMS_INSPECTOR_H
 
 #include "inspect.h"
+#include "store/find.h"
 #include "store/readers.h"
 #include "store/segment.h"
 
@@ -30,8 +31,6 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
 int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, shms_slot_record *out);
 /* Where the object of a bounded record starts. */
 const uint8_t *shms_inspector_bytes(const shms_inspector *i, const shms_slot_record *s);
-/* Is the object still in its slot? Then bytes read before this call were its own. */
-bool shms_inspector_still(const shms_inspector *i, uint64_t slot, uint64_t id);
 
 static inline bool shms_has_bit(const uint64_t bits[4], uint32_t r) { return bits[r / 64] >> r % 64 & 1; }
 

@@ -91,7 +91,7 @@ static bool check_slot(const shms_inspector *i, const shms_writer_table *t, cons
  * it has been deleted or evicted. */
 static bool is_indexed(const shms_inspector *i, const shms_slot_record *s, uint64_t hash) {
     uint32_t n_slots = (uint32_t)i->seg.layout.max_objects, slot;
-    const shms_index x = {.mask = (uint32_t)(shms_index_memory(n_slots) / SHMS_INDEX_LINE) - 1, .n_slots = n_slots};
+    const shms_index x = shms_index_shape(n_slots, 0);
     shms_candidates c =
         shms_index_look(&x, shms_segment_at(&i->seg, i->seg.layout.index_at, (uint32_t)s->writer), hash);
     do
@@ -210,7 +210,7 @@ static void check_leases(const shms_inspector *i, const shms_attendance *who, ui
             add(f, SHMS_F_LEASE_SLOT, arena, k, e->slot, n_slots);
         else if (e->group > i->seg.layout.n_groups)
             add(f, SHMS_F_LEASE_GROUP, arena, k, e->group, i->seg.layout.n_groups);
-        else if (keeps_object(e) && !shms_inspector_still(i, e->slot, e->id))
+        else if (keeps_object(e) && !shms_still_there(&i->seg, (uint32_t)e->slot, e->id))
             add(f, SHMS_F_LEASE_OBJECT, arena, k, e->slot, e->id);
     }
     memset(listed, 0, n_entries * sizeof *listed);
@@ -338,7 +338,7 @@ int shms_inspector_check(shms_inspector *i, uint64_t slot, uint64_t id, shms_fin
     SHMS_LOOK("crc");
     uint32_t crc = shms_object_crc(shms_inspector_bytes(i, &s) - s.offset, s.offset, (uint32_t)s.key_len,
                                    (uint32_t)s.meta_len, s.length);
-    if (!shms_inspector_still(i, slot, id))
+    if (!shms_still_there(&i->seg, (uint32_t)slot, id))
         return SHMS_ESTALE;
     *out =
         (shms_finding){.kind = SHMS_F_CRC, .arena = (uint32_t)s.writer, .where = slot, .value = crc, .expected = s.crc};

@@ -62,28 +62,24 @@ uint32_t shms_slots_by_age(const shms_slot *slots, uint32_t n, uint32_t *out) { 
 
 int shms_slots_valid(const shms_slot *slots, uint32_t n, uint64_t capacity, uint64_t next_id) {
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
-    at *ids = malloc(2 * ((size_t)n + 1) * sizeof *ids);
-    int rc = order && ids ? SHMS_OK : SHMS_ENOMEM;
-    uint32_t count = rc ? 0 : shms_slots_sorted(slots, n, order);
-    if (count == SHMS_NONE)
-        rc = SHMS_ENOMEM, count = 0;
-    uint64_t end = 0;
+    uint32_t count = order ? shms_slots_sorted(slots, n, order) : SHMS_NONE;
+    int rc = count == SHMS_NONE ? SHMS_ENOMEM : SHMS_OK;
+    uint64_t end = 0, last = 0;
     for (uint32_t i = 0; rc == SHMS_OK && i < count; i++) {
         const shms_slot *s = &slots[order[i]];
-        uint64_t id = shms_get(&s->id);
         if (shms_get(&s->state) > SHMS_EVICTING || !shms_slot_bounded(s, capacity) || shms_get(&s->offset) < end ||
-            id == 0 || id >= next_id || !shms_slot_flags_valid(shms_get(&s->flags)))
+            shms_get(&s->id) >= next_id || !shms_slot_flags_valid(shms_get(&s->flags)))
             rc = SHMS_ECORRUPT;
         end = shms_slot_end(s);
-        ids[i] = (at){id, order[i]};
     }
-    if (rc == SHMS_OK) {
-        sort(ids, ids + n, count);
-        for (uint32_t i = 1; i < count; i++)
-            if (ids[i].key == ids[i - 1].key)
-                rc = SHMS_ECORRUPT;
+    if (rc == SHMS_OK && shms_slots_by_age(slots, n, order) == SHMS_NONE)
+        rc = SHMS_ENOMEM;
+    for (uint32_t i = 0; rc == SHMS_OK && i < count; i++) {
+        uint64_t id = shms_get(&slots[order[i]].id);
+        if (id <= last) /* 0, or one that another slot has */
+            rc = SHMS_ECORRUPT;
+        last = id;
     }
     free(order);
-    free(ids);
     return rc;
 }
