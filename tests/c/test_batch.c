@@ -123,17 +123,3 @@ TEST(keys_are_protected_until_the_undoing) {
     CHECK_EQ(SHMS_OK, put_marked(w, "large", 8100, 1, NULL));
     end();
 }
-
-TEST(a_child_undoes_nothing) {
-    begin();
-    CHECK_EQ(SHMS_OK, put("a"));
-    pid_t child = fork();
-    if (child == 0) {
-        shms_batch_drop(w, &b);
-        _exit(0);
-    }
-    int status;
-    CHECK(waitpid(child, &status, 0) == child && status == 0);
-    CHECK(stats().objects == 2 && stats().open_leases == 1);
-    end();
-}

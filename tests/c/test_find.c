@@ -22,9 +22,9 @@ static bool has(uint32_t rank, const char *key) {
 }
 
 /* Rank 0 reads; rank 1 only finds. There is room for two objects. */
-static void open_pair(uint32_t n_writers) {
+static void open_pair(void) {
     name = store_name("find");
-    shms_options o = {.capacity = 1024, .n_readers = 3, .max_objects = 4, .n_writers = n_writers};
+    shms_options o = {.capacity = 1024, .n_readers = 3, .max_objects = 4};
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 2));
     attach(0);
@@ -40,24 +40,8 @@ static int put_cached(const char *key, uint64_t mark) {
     return rc;
 }
 
-TEST(what_is_found_stays_as_long_as_its_view) {
-    open_pair(1);
-    CHECK_EQ(SHMS_OK, put_cached("a", 1));
-    CHECK(!find(FINDER, "b") && !has(FINDER, "b") && has(FINDER, "a") && has(0, "a"));
-    shms_view *v = find(FINDER, "a");
-    CHECK(v && v->payload_size == SIZE && filled(v->payload, SIZE, 1));
-    for (uint64_t i = 0; i < 9; i++)
-        CHECK_EQ(SHMS_OK, put_cached(key_of("n", i), i));
-    CHECK(filled(v->payload, SIZE, 1) && has_key(w, "a"));
-    shms_view_release(v);
-    for (uint64_t i = 9; i < 18; i++)
-        CHECK_EQ(SHMS_OK, put_cached(key_of("n", i), i));
-    CHECK(!has(FINDER, "a") && !find(FINDER, "a"));
-    end();
-}
-
 TEST(no_lease_waits_for_a_rank_that_only_finds) {
-    open_pair(1);
+    open_pair();
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 960, 1, ref));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "b", 960, 1, NULL));
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
@@ -66,7 +50,7 @@ TEST(no_lease_waits_for_a_rank_that_only_finds) {
 }
 
 TEST(a_reference_without_a_lease_is_read_by_others_and_ends_nothing) {
-    open_pair(1);
+    open_pair();
     CHECK_EQ(SHMS_OK, put_marked(w, "a", SIZE, 1, ref));
     shms_view *mine = find(FINDER, "a"), *theirs = view_of(readers[0], found_ref);
     CHECK(mine && theirs && filled(theirs->payload, SIZE, 1));
@@ -91,7 +75,7 @@ TEST(a_reference_without_a_lease_is_read_by_others_and_ends_nothing) {
 }
 
 TEST(a_find_is_a_use_and_so_is_a_get_without_a_lease) {
-    open_pair(1);
+    open_pair();
     CHECK_EQ(SHMS_OK, put_cached("a", 1));
     for (uint64_t i = 0; i < 200; i++) { /* more often than the count of uses goes */
         shms_view *v = i % 2 ? find(FINDER, "a") : view_of(readers[0], found_ref);
@@ -112,30 +96,8 @@ TEST(a_find_is_a_use_and_so_is_a_get_without_a_lease) {
     end();
 }
 
-TEST(any_arena_is_searched_and_what_was_deleted_is_not_found) {
-    open_pair(2);
-    shms_writer *other;
-    CHECK_EQ(SHMS_OK, shms_writer_join(&other, name, 1, NULL));
-    CHECK_EQ(SHMS_OK, put_marked(other, "a", SIZE, 1, ref));
-    CHECK_EQ(SHMS_OK, put_marked(other, "b", SIZE, 2, NULL));
-    CHECK_EQ(SHMS_OK, put_marked(w, "c", SIZE, 3, NULL));
-    for (uint64_t i = 0; i < 3; i++) {
-        shms_view *v = find(FINDER, (const char *[]){"a", "b", "c"}[i]);
-        CHECK(v && filled(v->payload, SIZE, 1 + i));
-        shms_view_release(v);
-    }
-    shms_view *held = find(FINDER, "b");
-    CHECK_EQ(1, shms_writer_delete(w, "a", 1)); /* its owner has not heard of it */
-    CHECK_EQ(1, shms_writer_delete(other, "b", 1));
-    CHECK(!find(FINDER, "a") && !find(FINDER, "b") && has(FINDER, "c"));
-    CHECK(filled(held->payload, SIZE, 2));
-    shms_view_release(held);
-    end_writer(other);
-    end();
-}
-
 TEST(what_another_rank_has_pinned_is_busy_and_not_stale_while_its_owner_is_stopped) {
-    open_pair(1);
+    open_pair();
     CHECK_EQ(SHMS_OK, put_cached("a", 1));
     shms_view *v = find(FINDER, "a");
     atomic_store(&w->seg.slots[0].state, SHMS_EVICTING); /* between W2 and W5 */
@@ -154,7 +116,7 @@ static void evict_at_the_pin(const char *label) {
 }
 
 TEST(an_eviction_that_comes_between_the_look_and_the_pin_is_a_miss_and_leaves_no_pin) {
-    open_pair(1);
+    open_pair();
     CHECK_EQ(SHMS_OK, put_cached("a", 1));
     shms_step_hook = evict_at_the_pin;
     CHECK(!find(FINDER, "a"));
@@ -191,7 +153,7 @@ static int beside(void (*first)(void), void (*second)(void)) {
     int found = 0, step = 0;
     bool met_one = false, ended = false;
     for (; !ended; step++) {
-        open_pair(1);
+        open_pair();
         CHECK_EQ(SHMS_OK, put_cached("a", 1));
         left = step;
         met = NULL;

@@ -411,41 +411,6 @@ TEST(a_rank_that_never_attached_is_expected_until_it_is_retired) {
     end();
 }
 
-TEST(one_object_held_for_ever_stops_no_put_in_100_turnovers) {
-    for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
-        shms_options o = {
-            .capacity = 64 << 10, .max_object_size = 16 << 10, .n_readers = 1, .max_objects = 512, .flags = flags};
-        uint8_t held[SHMS_REF_SIZE];
-        uint64_t seed = 8, put = 0;
-        open_store("turn", o, 1);
-        CHECK_EQ(SHMS_OK, put_marked(w, "some", 9999, 1, NULL));
-        CHECK_EQ(SHMS_OK, put_marked(w, "held", 5000, 42, held));
-        shms_view *v = view_of(readers[0], held);
-        CHECK(v);
-        for (int i = 0; put < 100 * o.capacity; i++) {
-            const char *key = key_of("k", i);
-            uint64_t size = below(&seed, (16 << 10) - 64);
-            CHECK_EQ(SHMS_OK, put_marked(w, key, size, (uint64_t)i, ref));
-            put += size;
-            if (below(&seed, 2)) {
-                shms_view *u = view_of(readers[0], ref);
-                CHECK(u && filled(u->payload, size, (uint64_t)i));
-                shms_view_release(u);
-            } else {
-                CHECK_EQ(1, shms_reader_release(readers[0], ref));
-            }
-            if (below(&seed, 2)) {
-                shms_writer_touch(w, key, (uint32_t)strlen(key));
-            }
-        }
-        CHECK(filled(v->payload, 5000, 42));
-        CHECK_EQ(1, shms_reader_validate(readers[0], held));
-        CHECK_EQ(0, w->seg.writer->counters[SHMS_C(refusals)]);
-        shms_view_release(v);
-        end();
-    }
-}
-
 /* Each is refused a put, and then ends that. */
 static void (*const ends[])(void) = {a_release,
                                      a_release_during_the_search,

@@ -66,38 +66,6 @@ TEST(a_rank_of_another_group_may_read_and_then_holds_by_its_pin) {
     end();
 }
 
-TEST(a_lease_gets_its_group_once) {
-    begin(RANKS);
-    CHECK_EQ(SHMS_OK, put_for("k", ALL));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, NONE));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, 256)); /* not a group modulo 256 either */
-    CHECK_EQ(1, shms_writer_assign_group(w, ref, ALL));
-    CHECK_EQ(1, shms_writer_assign_group(w, ref, SECOND));
-    CHECK_EQ(1, shms_writer_assign_group(w, ref, SECOND));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, THIRD));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, ALL)); /* wider: the others may have been let down already */
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    uint8_t forged[SHMS_REF_SIZE];
-    memcpy(forged, ref, sizeof forged);
-    forged[SHMS_REF_SIZE - 1] ^= 1;
-    CHECK_EQ(SHMS_ESTALE, shms_writer_assign_group(w, forged, SECOND));
-    CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(0, shms_writer_assign_group(w, ref, SECOND));
-    CHECK_EQ(0, shms_writer_assign_group(w, ref, THIRD));
-    CHECK(all_may_go());
-    CHECK_EQ(0, shms_writer_assign_group(w, ref, SECOND));
-    end();
-}
-
-TEST(nothing_is_handed_out_for_a_group_that_does_not_exist) {
-    begin(RANKS);
-    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "l", 1, NULL, 0, NULL, 0, SIZE, 0, 1));
-    CHECK_EQ(SHMS_EINVAL, shms_batch_commit(w, &b, NONE, 0));
-    CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, SECOND, 0)); /* the ticket has not ended */
-    CHECK_EQ(SHMS_EINVAL, shms_batch_hit(w, &b, "l", 1, NONE, 0));
-    end();
-}
-
 /* Reads that came before the lease got its group count. */
 TEST(an_address_may_release) {
     begin(RANKS);

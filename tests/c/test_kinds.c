@@ -57,62 +57,6 @@ static uint64_t evictions(void) { return shms_get(&w->seg.writer->counters[SHMS_
 
 /* ---- names and counts ---- */
 
-TEST(a_name_gets_one_number_and_there_are_fifteen) {
-    char text[32] = "kind0";
-    begin(64 * KIB, 16, 0);
-    CHECK_EQ(1, image);
-    CHECK_EQ(2, encoder);
-    for (int k = 3; k < SHMS_KINDS; k++) {
-        text[4] = (char)('a' + k);
-        CHECK_EQ(k, shms_writer_kind(w, text, 5));
-        CHECK_EQ(k, shms_writer_kind(w, text, 5));
-    }
-    CHECK_EQ(0, shms_writer_kind(w, "another", 7));
-    CHECK_EQ(image, shms_writer_kind(w, "image", 5));
-    CHECK_EQ(0, shms_writer_kind(w, "imag", 4));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "", 0));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "a\0b", 3));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "a name of 24 bytes is to", 24));
-    CHECK_EQ(SHMS_EINVAL, put(1, 128, SHMS_KINDS));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, SHMS_KINDS, 1));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, 0, 1));
-    end();
-    begin(64 * KIB, 16, 0);
-    CHECK_EQ(3, shms_writer_kind(w, "a name of only 23 bytes", 23));
-    CHECK(memcmp(info(3).name, "a name of only 23 bytes", 24) == 0);
-    CHECK_EQ(SHMS_EINVAL, put(1, 128, 4)); /* it has no name yet */
-    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, 4, 1));
-    end();
-}
-
-static void every_way_in_and_out_is_counted(uint32_t flags) {
-    shms_ticket t;
-    begin(64 * KIB, 16, flags);
-    put_free(1, 8 * KIB, image);
-    put_free(2, 8 * KIB, encoder);
-    put_free(3, 8 * KIB, 0);
-    has(image, 8 * KIB, 1);
-    has(encoder, 8 * KIB, 1);
-    has(0, 8 * KIB, 1);
-    CHECK_EQ(SHMS_OK, verb_begin_of(w, "new", 3, "m", 1, 4 * KIB, encoder, false, &t, NULL));
-    has(encoder, 12 * KIB + 64, 2); /* also what is not committed */
-    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    has(encoder, 8 * KIB, 1);
-    CHECK_EQ(1, shms_writer_delete(w, "k0000002", 8));
-    has(encoder, 0, 0);
-    CHECK_EQ(SHMS_OK, put(4, 8 * KIB, encoder));
-    CHECK_EQ(1, shms_writer_delete(w, "k0000004", 8));
-    has(encoder, 8 * KIB, 1); /* a reader has not read it yet */
-    CHECK_EQ(1, shms_reader_release(readers[0], ref));
-    put_free(5, 64 * KIB, image); /* evicts all */
-    has(image, 64 * KIB, 1);
-    has(encoder, 0, 0);
-    has(0, 0, 0);
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    has(image, 0, 0);
-    end();
-}
-
 TEST(a_successor_counts_again_and_keeps_names_and_quotas) {
     shms_ticket t;
     begin(64 * KIB, 16, SHMS_CHECKSUMS);
@@ -504,8 +448,6 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
 }
 
 TEST(each_in_all_its_cases) {
-    every_way_in_and_out_is_counted(0);
-    every_way_in_and_out_is_counted(SHMS_CHECKSUMS);
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         a_kind_at_its_quota_takes_the_places_of_its_own(flags, 128);
         a_kind_at_its_quota_takes_the_places_of_its_own(flags, 64 * KIB);

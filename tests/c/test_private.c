@@ -32,33 +32,6 @@ static void open_objects(const char *what) {
         CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", (uint64_t)i), SIZE, (uint64_t)i, refs[i]));
 }
 
-TEST(nobody_sees_a_write_and_neighbours_stay_as_they_are) {
-    open_objects("private");
-    shms_view *one = private_of(refs[1]), *again = private_of(refs[1]), *shared = view_of(readers[0], refs[1]);
-    CHECK(one && again && shared && filled(one->payload, SIZE, 1));
-    fill((char *)(uintptr_t)one->payload, SIZE, 99);
-    CHECK(filled(one->payload, SIZE, 99) && filled(again->payload, SIZE, 1) && filled(shared->payload, SIZE, 1));
-    for (int i = 0; i < OBJECTS; i++) {
-        shms_view *v = view_of(readers[0], refs[i]);
-        CHECK(v && filled(v->payload, SIZE, (uint64_t)i));
-        shms_view_release(v);
-    }
-    shms_view_release(shared);
-    for (int i = 0; i < 20; i++) /* in the other places of the page */
-        CHECK_EQ(SHMS_OK, put_marked(w, key_of("next", (uint64_t)i), SIZE, 200, NULL));
-    CHECK(filled(one->payload, SIZE, 99) && filled(again->payload, SIZE, 1));
-    CHECK_EQ(SHMS_EFULL, put_marked(w, "all", OBJECTS * (SIZE + UNIT) - UNIT, 7, NULL));
-    shms_view_release(one);
-    CHECK_EQ(SHMS_EFULL, put_marked(w, "all", OBJECTS * (SIZE + UNIT) - UNIT, 7, NULL));
-    CHECK(filled(again->payload, SIZE, 1));
-    shms_view_release(again);
-    CHECK_EQ(SHMS_OK, put_marked(w, "all", OBJECTS * (SIZE + UNIT) - UNIT, 7, ref));
-    shms_view *all = private_of(ref);
-    CHECK(all && filled(all->payload, OBJECTS * (SIZE + UNIT) - UNIT, 7));
-    shms_view_release(all);
-    end();
-}
-
 static void look_at_unpin(const char *label) {
     if (!strcmp(label, "R4")) {
         CHECK(!is_mapped(written));
@@ -76,7 +49,7 @@ TEST(the_mapping_ends_before_the_pin) {
     end();
 }
 
-TEST(a_payload_is_mapped_to_its_end) {
+TEST(a_payload_is_mapped_to_its_end_and_none_needs_no_mapping) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE); /* and it does not begin where one does */
     open_store("pages", (shms_options){.capacity = 4 * page, .n_readers = 1, .max_objects = 8}, 1);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", page, 1, ref));
@@ -84,14 +57,8 @@ TEST(a_payload_is_mapped_to_its_end) {
     CHECK(v && (uintptr_t)v->payload % page && filled(v->payload, page, 1));
     fill((char *)(uintptr_t)v->payload, page, 2);
     shms_view_release(v);
-    end();
-}
-
-TEST(an_object_without_a_payload_needs_no_mapping) {
-    open_objects("empty");
-    CHECK_EQ(1, shms_writer_cancel(w, refs[0]));
     CHECK_EQ(SHMS_OK, put_marked(w, "empty", 0, 1, ref));
-    shms_view *v = private_of(ref);
+    v = private_of(ref);
     CHECK(v && v->payload_size == 0 && v->map == NULL);
     shms_view_release(v);
     end();
@@ -116,26 +83,6 @@ static void is_refused(shms_reader *r, uint32_t rank, int why) {
     shms_view_release(v);
 }
 
-/* AddressSanitizer reserves terabytes of addresses. */
-TEST(without_memory_for_the_mapping_the_lease_stays_open) {
-#ifndef __SANITIZE_ADDRESS__
-    open_objects("memory");
-    struct rlimit before, tight;
-    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
-    tight = before;
-    tight.rlim_cur = 1 << 20;
-    free(malloc(4096)); /* a view comes out of what the heap has */
-    CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
-    void *more = mmap(NULL, 1 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (more == MAP_FAILED) /* an emulator has no such limit */
-        is_refused(readers[0], 0, ENOMEM);
-    else
-        munmap(more, 1 << 20);
-    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
-    end();
-#endif
-}
-
 TEST(without_its_descriptor_a_reader_has_views_only) {
     open_store("descriptor", (shms_options){.capacity = 1 << 14, .n_readers = 2, .max_objects = 8}, 1);
     for (int i = 0; i < OBJECTS; i++)
@@ -152,25 +99,5 @@ TEST(without_its_descriptor_a_reader_has_views_only) {
         _exit(0);
     }
     CHECK_EQ(0, reap(child));
-    end();
-}
-
-TEST(a_child_unmaps_and_does_not_unpin) {
-    open_objects("fork");
-    shms_view *v = private_of(refs[3]);
-    CHECK(v);
-    pid_t child = fork_child();
-    if (child == 0) {
-        const char *at = v->payload;
-        CHECK(filled(at, SIZE, 3));
-        fill((char *)(uintptr_t)at, SIZE, 4);
-        shms_view_release(v);
-        CHECK(!is_mapped(at));
-        _exit(0);
-    }
-    CHECK_EQ(0, reap(child));
-    CHECK(filled(v->payload, SIZE, 3));
-    CHECK_EQ(SHMS_EFULL, put_marked(w, "all", OBJECTS * (SIZE + UNIT) - UNIT, 7, NULL));
-    shms_view_release(v);
     end();
 }

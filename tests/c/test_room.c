@@ -327,25 +327,6 @@ TEST(a_release_between_the_refusal_and_the_announcement_is_seen_without_a_sleep)
     end_all();
 }
 
-TEST(a_rank_that_dies_ends_the_wait) {
-    setup(1, 0);
-    pid_t pid = fork_child();
-    if (pid == 0) {
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
-        raise(SIGSTOP);
-        _exit(0);
-    }
-    int status;
-    CHECK_EQ(pid, waitpid(pid, &status, WUNTRACED));
-    fill_up();
-    waiter t = usual;
-    start(&t); /* beside a rank that is stopped */
-    kill(pid, SIGKILL);
-    reap_killed(pid);
-    join(&t, SHMS_OK, seconds());
-    end_all();
-}
-
 /* ---- what wakes nobody ---- */
 
 static void hit_often(void) {
@@ -437,19 +418,6 @@ TEST(a_wait_that_is_over_is_one_refusal_and_a_put_that_got_room_is_none) {
     acknowledge();
     join(&u, SHMS_OK, seconds());
     CHECK_EQ(1, refusals());
-    end_all();
-}
-
-TEST(what_can_never_fit_does_not_wait) {
-    setup(1, 1);
-    fill_up();
-    int before = sleeps;
-    shms_batch b = {.until = UINT64_MAX};
-    CHECK_EQ(SHMS_ETOOLARGE,
-             shms_batch_begin(writers[A], &b, "new", 3, NULL, 0, NULL, 0, OBJECTS * UNIT + 1, 0, false));
-    CHECK_EQ(0, b.until);
-    CHECK_EQ(before, sleeps);
-    shms_batch_drop(writers[A], &b);
     end_all();
 }
 

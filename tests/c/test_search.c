@@ -313,6 +313,22 @@ TEST(a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended) {
     end();
 }
 
+TEST(a_sweep_does_not_end_a_held_lease) {
+    uint8_t held[SHMS_REF_SIZE];
+    begin(1 << 14, 16, 0);
+    CHECK_EQ(SHMS_OK, put_sized("held", 0, 512));
+    memcpy(held, ref, sizeof held);
+    CHECK_EQ(1, verb_hold(w, held));
+    CHECK_EQ(1, shms_reader_release(readers[0], held));
+    CHECK_EQ(SHMS_OK, put_sized("other", 0, 512));
+    while (verb_hit(w, "other0", 6, ref) == SHMS_OK)
+        continue;
+    detach(0); /* all others are over now, and the next hit finds them */
+    CHECK_EQ(SHMS_OK, verb_hit(w, "other0", 6, ref));
+    CHECK_EQ(1, shms_writer_cancel(w, held));
+    end();
+}
+
 TEST(entries_of_complete_leases_are_found_before_none_is_free) {
     begin(MIB, 8192, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));

@@ -75,19 +75,6 @@ TEST(the_segment_records_what_the_last_close_does) {
         }
 }
 
-TEST(a_successor_of_a_single_writer_finds_the_record) {
-    shms_writer *w = create(1, SHMS_OUTLIVES);
-    close_as(w, SHMS_AS_RECORDED);
-    for (int i = 0; i < 2; i++) {
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL)); /* which records less */
-        close_as(w, SHMS_AS_RECORDED);
-        CHECK(there());
-    }
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    close_as(w, 1);
-    CHECK(!there());
-}
-
 /* A put whose ticket ends after the close: the name goes, or stays, then. */
 TEST(the_end_of_a_ticket_goes_by_the_record) {
     for (int outlives = 0; outlives < 2; outlives++) {
@@ -100,37 +87,6 @@ TEST(the_end_of_a_ticket_goes_by_the_record) {
         shms_batch_drop(w, &b);
         CHECK_EQ(outlives, shm_unlink(name) == 0);
         shms_writer_free(w);
-    }
-}
-
-TEST(an_owner_has_no_arena_and_keeps_the_store) {
-    for (uint32_t n = 1; n <= 2; n++) {
-        shms_writer *owner = create(n, SHMS_OWNS), *writers[2], *more;
-        shms_stats stats;
-        uint64_t place[2];
-        shms_options o;
-        CHECK_EQ(SHMS_ENOARENA, put_marked(owner, "a", 8, 1, NULL));
-        CHECK_EQ(SHMS_ENOARENA, shms_writer_stats(owner, &stats));
-        CHECK_EQ(SHMS_ENOARENA, shms_writer_valid(owner));
-        CHECK(shms_writer_options(owner, &o, place) && place[0] == SHMS_MAX_WRITERS);
-        for (int turn = 0; turn < 2; turn++) { /* the store waits for the next writers */
-            CHECK(probe().writer_alive);
-            for (uint32_t i = 0; i < n; i++) {
-                writers[i] = join(n, 0);
-                CHECK_EQ(i, writers[i]->seg.arena);
-                CHECK_EQ(SHMS_OK, put_marked(writers[i], turn ? "b" : "a", 8, 1, NULL));
-                CHECK_EQ(1 + turn, shms_writer_count(writers[i]));
-            }
-            CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&more, name, SHMS_ANY_ARENA, NULL));
-            for (uint32_t i = 0; i < n; i++)
-                close_as(writers[i], SHMS_AS_RECORDED);
-            CHECK(there());
-        }
-        writers[0] = join(n, 0);
-        close_as(owner, SHMS_AS_RECORDED);
-        CHECK(there());
-        close_as(writers[0], SHMS_AS_RECORDED);
-        CHECK(!there());
     }
 }
 
@@ -150,49 +106,6 @@ TEST(an_owner_may_write_no_arena) {
     close_as(owner, 0); /* which records nothing */
     CHECK(there());
     shm_unlink(name);
-}
-
-TEST(an_owner_and_writers_die_in_any_order) {
-    for (int order = 0; order < 3; order++) {
-        pid_t pids[2];
-        int ready[2];
-        char byte;
-        name = store_name("deaths");
-        CHECK(pipe(ready) == 0);
-        for (int i = 0; i < 2; i++) { /* the owner, then a writer */
-            if ((pids[i] = fork_child()) == 0) {
-                shms_options o = options(2, SHMS_OWNS | SHMS_EPHEMERAL);
-                shms_writer *w;
-                CHECK_EQ(SHMS_OK,
-                         i ? shms_writer_join(&w, name, SHMS_ANY_ARENA, NULL) : shms_writer_create(&w, name, &o));
-                CHECK(write(ready[1], "x", 1) == 1);
-                for (;;)
-                    pause();
-            }
-            CHECK(read(ready[0], &byte, 1) == 1);
-        }
-        for (int i = 0; i < 2; i++) {
-            CHECK(probe().writer_alive);
-            pid_t victim = pids[order == 1 ? 1 - i : i];
-            CHECK(kill(victim, SIGKILL) == 0);
-            reap_killed(victim);
-            if (i == 0 && order == 1) /* the owner lives: the next writer has the place of the dead one */
-                close_as(join(2, 0), SHMS_AS_RECORDED);
-            if (i == 0 && order == 2) { /* the owner is dead: the last writer takes the name along */
-                shms_writer *w = join(2, 0);
-                CHECK(kill(pids[1], SIGKILL) == 0);
-                reap_killed(pids[1]);
-                close_as(w, SHMS_AS_RECORDED);
-                CHECK(!there());
-                break;
-            }
-        }
-        if (order < 2) {
-            CHECK(!probe().writer_alive && probe().ephemeral);
-            shm_unlink(name);
-        }
-        close(ready[0]), close(ready[1]);
-    }
 }
 
 static shms_writer *came;
