@@ -66,6 +66,15 @@ TEST(a_rank_of_another_group_may_read_and_then_holds_by_its_pin) {
     end();
 }
 
+TEST(nothing_is_handed_out_for_a_group_that_does_not_exist) {
+    begin(RANKS);
+    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "l", 1, NULL, 0, NULL, 0, SIZE, 0, 1));
+    CHECK_EQ(SHMS_EINVAL, shms_batch_commit(w, &b, NONE, 0));
+    CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, SECOND, 0)); /* the ticket has not ended */
+    CHECK_EQ(SHMS_EINVAL, shms_batch_hit(w, &b, "l", 1, NONE, 0));
+    end();
+}
+
 /* Reads that came before the lease got its group count. */
 TEST(an_address_may_release) {
     begin(RANKS);

@@ -57,6 +57,34 @@ static uint64_t evictions(void) { return shms_get(&w->seg.writer->counters[SHMS_
 
 /* ---- names and counts ---- */
 
+TEST(a_name_gets_one_number_and_there_are_fifteen) {
+    char text[32] = "kind0";
+    begin(64 * KIB, 16, 0);
+    CHECK_EQ(1, image);
+    CHECK_EQ(2, encoder);
+    for (int k = 3; k < SHMS_KINDS; k++) {
+        text[4] = (char)('a' + k);
+        CHECK_EQ(k, shms_writer_kind(w, text, 5));
+        CHECK_EQ(k, shms_writer_kind(w, text, 5));
+    }
+    CHECK_EQ(0, shms_writer_kind(w, "another", 7));
+    CHECK_EQ(image, shms_writer_kind(w, "image", 5));
+    CHECK_EQ(0, shms_writer_kind(w, "imag", 4));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "", 0));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "a\0b", 3));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "a name of 24 bytes is to", 24));
+    CHECK_EQ(SHMS_EINVAL, put(1, 128, SHMS_KINDS));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, SHMS_KINDS, 1));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, 0, 1));
+    end();
+    begin(64 * KIB, 16, 0);
+    CHECK_EQ(3, shms_writer_kind(w, "a name of only 23 bytes", 23));
+    CHECK(memcmp(info(3).name, "a name of only 23 bytes", 24) == 0);
+    CHECK_EQ(SHMS_EINVAL, put(1, 128, 4)); /* it has no name yet */
+    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, 4, 1));
+    end();
+}
+
 TEST(a_successor_counts_again_and_keeps_names_and_quotas) {
     shms_ticket t;
     begin(64 * KIB, 16, SHMS_CHECKSUMS);

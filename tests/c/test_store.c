@@ -29,6 +29,53 @@ static shms_stats stats_of(shms_writer *w) {
     return s;
 }
 
+TEST(names_that_are_not_file_names_are_refused) {
+    char longest[SHMS_MAX_NAME + 2];
+    memset(longest, 'x', sizeof longest);
+    longest[SHMS_MAX_NAME + 1] = 0;
+    const char *bad[] = {"", "a/b", "./a", "/", ".", "..", "/dev/shm/..", longest};
+    shms_options o = {.capacity = 4096, .n_readers = 1};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        shms_writer *w;
+        shms_reader *r;
+        CHECK_EQ(SHMS_EINVAL, shms_writer_create(&w, bad[i], &o));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_recover(&w, bad[i], NULL));
+        CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r, bad[i], 0, NULL));
+    }
+    longest[SHMS_MAX_NAME] = 0;
+    const char *unique = store_name("longest");
+    memcpy(longest, unique, strlen(unique));
+    shms_writer *w = make(longest, 4096, 1, 0);
+    end_writer(w);
+}
+
+TEST(a_store_has_one_writer_and_each_rank_one_reader) {
+    const char *name = store_name("one");
+    shms_options o = {.capacity = 4096, .n_readers = 2};
+    shms_writer *w2;
+    shms_reader *r2;
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name, NULL));
+    CHECK_EQ(SHMS_ENOSTORE, shms_reader_attach(&r2, name, 0, NULL));
+    shms_writer *w = make(name, 4096, 2, 0);
+    CHECK_EQ(SHMS_ESTOREEXISTS, shms_writer_create(&w2, name, &o));
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w2, name, NULL));
+    shms_reader *r = attach(name, 0);
+    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&r2, name, 0, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, 2, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, SHMS_MAX_READERS, NULL));
+    CHECK_EQ(shms_reader_store(r), shms_writer_options(w, &o, (uint64_t[2]){0}));
+    shms_reader *other = attach(name, 1);
+    shms_reader_free(other);
+    shms_reader_free(r);
+    shms_reader_free(attach(name, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1)); /* idempotent, without a second unlink */
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL));
+    shms_writer_free(w);
+    end_writer(w2);
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name, NULL));
+}
+
 TEST(a_segment_that_cannot_fit_leaves_no_file) {
     const char *name = store_name("huge");
     shms_options o = {.capacity = SHMS_MAX_CAPACITY, .n_readers = 1, .max_objects = 16};
@@ -38,6 +85,18 @@ TEST(a_segment_that_cannot_fit_leaves_no_file) {
     o.capacity = 0;
     CHECK_EQ(SHMS_EINVAL, shms_writer_create(&w, name, &o));
     CHECK_EQ(0, store_names_left());
+}
+
+TEST(unlinking_never_removes_a_namesake) {
+    const char *name = store_name("namesake");
+    shms_writer *old = make(name, 4096, 1, 0), *heir;
+    char path[300];
+    snprintf(path, sizeof path, "/%s", name);
+    CHECK(shm_unlink(path) == 0);
+    heir = make(name, 4096, 1, 0);
+    end_writer(old);
+    shms_reader_free(attach(name, 0));
+    end_writer(heir);
 }
 
 TEST(a_get_returns_what_was_put_and_a_failed_call_changes_nothing) {
