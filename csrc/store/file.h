@@ -1,6 +1,6 @@
 /*
  * file.h - what the parts of a segment's file share: opening.c, space.c, mapping.c, locks.c,
- * create.c and segment.c.
+ * create.c and published.c.
  */
 #ifndef SHMS_FILE_H
 #define SHMS_FILE_H

@@ -1,5 +1,5 @@
 /*
- * segment.c - opens a segment that is there, or is being created, and closes it.
+ * published.c - opens a segment that is published, or soon will be, and closes it.
  */
 #include <errno.h>
 #include <fcntl.h>
