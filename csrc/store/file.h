@@ -1,5 +1,5 @@
 /*
- * file.h - what the parts of a segment's file share: opening.c, space.c, mapping.c, locks.c,
+ * file.h - what the parts of a segment's file share: descriptors.c, space.c, mapping.c, locks.c,
  * create.c and published.c.
  */
 #ifndef SHMS_FILE_H
@@ -13,7 +13,7 @@
 /* On hugetlbfs a mapping would else reserve pages for the arenas that nobody has taken. */
 #define SHMS_SHARED (MAP_SHARED | MAP_NORESERVE)
 
-/* ---- opening.c ---- */
+/* ---- descriptors.c ---- */
 
 /* No fork comes between these two. */
 void shms_forks_stop(void);

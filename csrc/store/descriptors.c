@@ -1,5 +1,5 @@
 /*
- * opening.c - the name of a segment and the descriptors of its file, which no forked child keeps.
+ * descriptors.c - the name of a segment and the descriptors of its file, which no forked child keeps.
  *
  * Forks. A child must not keep the lock of its dead parent.
  * - The page that keeps the lock has MADV_DONTFORK: the kernel copies it into no child, not even of a clone() that runs no
