@@ -1,0 +1,363 @@
+"""A store in the storm: python -m tests.storm [--minutes N] [--seed N].
+
+API servers, engines, workers and a relay of a tier are processes of one store. Every tenth of a second one of them gets
+SIGKILL, SIGSEGV, or SIGSTOP and SIGCONT; now and then all are killed, and start again with another capacity. Each value
+says what its bytes must be, so every reader checks them.
+
+At the end no byte was wrong, nothing was encoded twice without cause, every lease and pin comes back, and nothing has
+leaked: no file, descriptor, mapping or process, and no trend in the time of a `find`.
+"""
+
+import argparse
+import mmap
+import os
+import random
+import resource
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shmstore import (
+    CacheMissError,
+    Claim,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    StaleRefError,
+    StoreFullError,
+)
+from shmstore.inspect.verify import verify
+from shmstore.tiers import StoreTier, open_tier
+from shmstore.tiers.relay import Relay
+from shmstore.tiers.relay_client import RelayClient
+from tests.support import SHM, Child, bits, random_tensor, segments, store_name
+
+SERVERS, ENGINES, WORKERS = 2, 2, 4
+WRITERS = SERVERS + ENGINES + 1
+"""The last is the relay."""
+RANKS = WORKERS + ENGINES + 1
+"""Two groups of workers, which leases are for; and those that only find, of which the last one watches."""
+GROUPS = [2, 2, ENGINES + 1]
+KEYS = 60
+ENCODED = "encoder outputs"
+CELL, CELLS = 40, 64
+PROCESSES = WRITERS + WORKERS
+ROUNDS = SERVERS * CELLS * CELL
+MADE = ROUNDS + 8 * PROCESSES
+
+
+@cache
+def content(key: int) -> Any:
+    return random_tensor(key, 300 + key * 7919 % 4000)
+
+
+def value_of(key: int) -> Any:
+    return {"key": key, "x": content(key)}
+
+
+def check(value: Any) -> None:
+    assert bits(content(value["key"])) == bits(value["x"]), value["key"]
+
+
+class Board:
+    """Memory that all processes share: rows of references, and for each process its rounds and what it has encoded."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, MADE + 8 * PROCESSES)
+
+    def post(self, row: int, cell: int, ref: ObjectRef) -> None:
+        at = (row * CELLS + cell) * CELL
+        self._map[at : at + CELL] = ref.to_bytes()
+
+    def take(self, cell: int) -> ObjectRef:
+        return ObjectRef.from_bytes(self._map[cell * CELL : (cell + 1) * CELL])
+
+    def count(self, process: int, of: int = ROUNDS) -> int:
+        at = of + 8 * process
+        return int.from_bytes(self._map[at : at + 8], "little")
+
+    def counted(self, process: int, of: int = ROUNDS) -> None:
+        at = of + 8 * process
+        self._map[at : at + 8] = (self.count(process, of) + 1).to_bytes(8, "little")
+
+
+class Life:
+    """What the processes of one storm share."""
+
+    def __init__(self, folder: str) -> None:
+        self.name, self.folder, self.board = store_name(), folder, Board()
+        self.socket = f"{folder}/relay"
+        self.capacity = 96 << 10
+
+    def open(self) -> ObjectStoreWriter:
+        return ObjectStoreWriter.open(
+            self.name, capacity=self.capacity, n_readers=RANKS, groups=GROUPS, n_writers=WRITERS, max_objects=64
+        )
+
+    def tier(self, writer: ObjectStoreWriter) -> StoreTier:
+        return StoreTier(writer, open_tier(f"file://{self.folder}/tier"), namespace="storm")
+
+
+def serve(life: Life, process: int, chance: random.Random) -> None:
+    """Be an API server: hand images out to groups of workers, abort some, and publish to the tier."""
+    writer = life.open()
+    writer.check_valid()
+    tier = life.tier(writer)
+    refs: list[ObjectRef] = []
+    while True:
+        key, group = chance.randrange(KEYS), chance.choice([0, 1])
+        try:
+            if writer.is_cached(str(key)):
+                ref = writer.get_cached(str(key), group=group, hold=chance.random() < 0.1)
+            elif chance.random() < 0.1 and tier.fetch(str(key)):
+                ref = writer.get_cached(str(key), group=group)
+            else:
+                kind = chance.choice(["image", "audio"])
+                ref = writer.put(str(key), value_of(key), group=group, kind=kind, timeout=chance.choice([0.0, 0.002]))
+                tier.publish(str(key))
+            refs.append(ref)
+            life.board.post(process, chance.randrange(CELLS), ref)
+        except StoreFullError:
+            refs.clear()
+            writer.cancel_all()
+        except (ObjectNotFoundError, ObjectExistsError):
+            pass  # another writer has evicted or stored it meanwhile
+        if len(refs) > 8:
+            with suppress(StaleRefError):
+                writer.cancel(refs.pop(chance.randrange(len(refs))))
+        if chance.random() < 0.02:
+            writer.delete(str(chance.randrange(KEYS)))
+        life.board.counted(process)
+
+
+def encode(life: Life, process: int, chance: random.Random) -> None:
+    """Be an engine: find encoder outputs, or claim and encode them, as one engine does for all."""
+    writer = life.open()
+    reader = ObjectStoreReader.attach(life.name, WORKERS + process - SERVERS, wait=30, finds_only=True)
+    while True:
+        key = chance.randrange(KEYS)
+        found = reader.find_or_claim(str(key), namespace=ENCODED, wait=0.01)
+        if isinstance(found, Claim):
+            with found, suppress(StoreFullError):  # while it is claimed, nobody else encodes it
+                life.board.counted(process, MADE)
+                writer.cancel(writer.put(str(key), value_of(key), namespace=ENCODED, unless_stored=True))
+        elif found is not None:
+            check(reader.get(found.ref))
+            found.end()
+        life.board.counted(process)
+
+
+def read(life: Life, process: int, chance: random.Random) -> None:
+    """Be a worker: read or release what servers have sent, and ask the relay for what another host has."""
+    reader = ObjectStoreReader.attach(life.name, process - WRITERS, wait=30)
+    client = RelayClient(life.socket, wait=0.01)
+    views: list[Any] = []
+    while True:
+        with suppress(StaleRefError):
+            ref = life.board.take(chance.randrange(SERVERS * CELLS))
+            if chance.random() < 0.3:
+                reader.release(ref)
+            else:
+                views.append(reader.get(ref, private=chance.random() < 0.1))
+                check(views[-1])
+        if chance.random() < 0.05:
+            with suppress(CacheMissError, StaleRefError), client.fetching() as asked:
+                check(reader.get(asked.fetch(str(chance.randrange(KEYS)))))
+        if len(views) > 4:
+            check(views.pop(chance.randrange(len(views))))
+        life.board.counted(process)
+
+
+def relay(life: Life, process: int, chance: random.Random) -> None:
+    """Be the relay of the host."""
+    writer = life.open()
+    listening = Relay(life.socket)
+    life.board.counted(process)
+    listening.serve(writer, life.tier(writer))
+
+
+ROLES: list[Callable[[Life, int, random.Random], None]] = [
+    *[serve] * SERVERS,
+    *[encode] * ENGINES,
+    relay,
+    *[read] * WORKERS,
+]
+
+
+def live(life: Life, process: int, seed: float) -> None:
+    """Be one of the processes until killed."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ROLES[process](life, process, random.Random(seed))
+
+
+class Storm:
+    """The processes, and what happens to them."""
+
+    def __init__(self, life: Life, seed: int, stack: ExitStack) -> None:
+        self.life, self.chance = life, random.Random(seed)
+        self.happened: Counter[str] = Counter()
+        self.finds: list[float] = []
+        (Path(life.folder) / "tier").mkdir()
+        for key in range(KEYS):
+            content(key)  # before the forks
+        self.running: list[Child] = []
+        stack.callback(self.kill_all)
+        self.start_all()
+
+    def start_all(self) -> None:
+        """Make the store, or take over what the last ones left; and wait until all are well."""
+        self.life.open().close()
+        for process in range(PROCESSES):
+            self.running.append(Child(live, self.life, process, self.chance.random()))
+        self.await_all()
+
+    def kill_all(self) -> None:
+        for child in self.running:
+            child.kill()
+        self.running.clear()
+
+    def await_all(self) -> None:
+        wanted = [self.life.board.count(process) + (process != WRITERS - 1) for process in range(PROCESSES)]
+        end = time.monotonic() + 60
+        while waiting := [p for p in range(PROCESSES) if self.life.board.count(p) < max(wanted[p], 1)]:
+            for process in waiting:
+                if os.waitid(os.P_PID, self.running[process].pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    self.running[process].join()  # raises what went wrong
+            assert time.monotonic() < end, f"processes {waiting} make no progress"
+            time.sleep(0.001)
+
+    def strike(self) -> None:
+        """Kill or stop a process."""
+        process, what = self.chance.randrange(PROCESSES), self.chance.choice(["KILL", "KILL", "SEGV", "STOP"])
+        if self.chance.random() < 0.002:
+            return self.restart()
+        self.happened[what] += 1
+        child = self.running[process]
+        child.signal(signal.Signals[f"SIG{what}"])
+        if what == "STOP":
+            time.sleep(self.chance.random() * 0.2)
+            child.signal(signal.SIGCONT)
+        else:
+            child.kill()
+            self.running[process] = Child(live, self.life, process, self.chance.random())
+        return None
+
+    def restart(self) -> None:
+        """Kill all, and start them with another capacity, which makes the store anew."""
+        self.happened["restart"] += 1
+        self.kill_all()
+        self.life.capacity = self.chance.choice([64, 96, 128]) << 10
+        self.start_all()
+
+    def watch(self) -> None:
+        """Look as an operator does: the store is sound, and a find takes as long as ever."""
+        report = verify(self.life.name)
+        wrong = [finding for finding in report.findings if finding.wrong]
+        assert not wrong, report
+        with ObjectStoreReader.attach(self.life.name, RANKS - 1, finds_only=True) as reader:
+            times = []
+            for key in range(KEYS):
+                start = time.perf_counter()
+                found = reader.find(str(key), namespace=ENCODED)
+                times.append(time.perf_counter() - start)
+                if found is not None:
+                    check(reader.get(found.ref))
+                    found.end()
+        self.finds.append(statistics.median(times))
+
+    def rage(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.strike()
+            time.sleep(self.chance.random() * 0.2)
+            if sum(self.happened.values()) % 20 == 0:
+                self.watch()
+        self.await_all()
+        self.watch()
+
+    def calm(self) -> dict[str, Any]:
+        """Kill all, take their arenas over, and return what the storm has cost."""
+        self.kill_all()
+        life, found = self.life, 0
+        writers = [ObjectStoreWriter.join(life.name, index) for index in range(WRITERS)]
+        with ExitStack() as stack:
+            for writer in writers:
+                stack.callback(writer.close)
+            left = [writer.stats() for writer in writers]
+            with ObjectStoreReader.attach(life.name, 0) as reader:
+                for writer in writers:
+                    writer.check_valid()
+                    for key in writer.keys():
+                        check(reader.get(writer.get_cached(key)))
+                        found += 1
+            assert verify(life.name).ok
+            for writer in writers:
+                writer.cancel_all()
+            for writer in writers:  # no lease and no pin is left
+                with writer.reserve("all", random_tensor(0, life.capacity - 256)):
+                    pass
+                assert ["all"] == writer.keys()
+                writer.check_valid()
+        made = sum(life.board.count(process, MADE) for process in range(PROCESSES))
+        gone = sum(stats.evictions + stats.deletes for stats in left)
+        return {
+            **self.happened,
+            "rounds": sum(life.board.count(process) for process in range(PROCESSES)),
+            "objects checked at the end": found,
+            "encoded": made,
+            "evicted or deleted": gone,
+            "adopted": sum(stats.adopted for stats in left),
+        }
+
+
+def descriptors() -> set[str]:
+    """Return what this process has open."""
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{entry}"))
+    return found
+
+
+def storm(seconds: float, seed: int) -> dict[str, Any]:
+    """Rage for so long, and return the figures; AssertionError if a promise was broken."""
+    before = descriptors()
+    with ExitStack() as stack:
+        life = Life(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.callback(lambda: (SHM / life.name).unlink(missing_ok=True))
+        tempest = Storm(life, seed, stack)
+        tempest.rage(seconds)
+        figures = tempest.calm()
+        third = len(tempest.finds) // 3
+        if third >= 5:
+            first, last = (statistics.median(part) for part in (tempest.finds[:third], tempest.finds[-third:]))
+            figures["find, us, first and last third"] = (round(first * 1e6, 2), round(last * 1e6, 2))
+            assert last < 3 * first + 1e-5, "finds take longer and longer"
+        ObjectStoreWriter.unlink(life.name)
+    assert not segments(), segments()
+    assert descriptors() <= before, descriptors() - before
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.storm", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args()
+    for what, figure in storm(chosen.minutes * 60, chosen.seed).items():
+        print(f"{what}: {figure}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
