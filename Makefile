@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz storm bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -72,12 +72,21 @@ lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] bench/*.c examples/c/*.c
+	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.c bench/*.c examples/c/*.c
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -Wshadow -fsyntax-only -Icsrc csrc/*/*.c
 
 # The protocol's model; needs spin.
 model:
 	$(PYTHON) model/check.py
+
+# Bytes that nobody wrote, for all that reads bytes; needs clang, with libFuzzer. 10^7 runs of each: make fuzz ARGS='--runs 10000000'
+fuzz: $(VENV)/.fuzz $(VENV)/.built
+	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# Processes of one store that are killed and stopped; an hour: make storm MINUTES=60
+MINUTES ?= 1
+storm: $(VENV)/.dev $(VENV)/.built
+	$(BIN)/python -m tests.storm --minutes $(MINUTES) $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m pytest bench --benchmark-only -o addopts= -o python_files='bench_*.py' -q \
@@ -123,6 +132,10 @@ $(VENV)/.dev: $(VENV)/.torch $(VENV)/.built pyproject.toml constraints.txt
 
 $(VENV)/.bench: $(VENV)/.torch $(VENV)/.built pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(PIP) atheris
 	@touch $@
 
 # What the extra `docs` names, without shmstore: the pages are made from its sources.
