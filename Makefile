@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz storm bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate storm bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -72,7 +72,7 @@ lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.c bench/*.c examples/c/*.c
+	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.c tests/simulate/*.c bench/*.c examples/c/*.c
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -Wshadow -fsyntax-only -Icsrc csrc/*/*.c
 
 # The protocol's model; needs spin.
@@ -82,6 +82,11 @@ model:
 # Bytes that nobody wrote, for all that reads bytes; needs clang, with libFuzzer. 10^7 runs of each: make fuzz ARGS='--runs 10000000'
 fuzz: $(VENV)/.fuzz $(VENV)/.built
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+# Schedules and deaths from a seed, without processes; 10^8 steps: make simulate STEPS=100000000
+STEPS ?= 10000000
+simulate:
+	$(PYTHON) -m tests.simulate --steps $(STEPS) $(ARGS)
 
 # Processes of one store that are killed and stopped; an hour: make storm MINUTES=60
 MINUTES ?= 1

@@ -1,0 +1,484 @@
+/*
+ * simulate.c - writers, ranks and a finder in one process, whose schedule and deaths come from one seed.
+ *
+ *     simulate SEED STEPS [RUN]      RUN: of STEPS steps each, so many seeds from SEED on; the default is 20,000
+ *
+ * Each actor is a coroutine that uses the core as its processes do. At each labelled step (step.h), that is between two
+ * accesses to shared words, the simulator decides who goes on, who dies there, and who is stopped for how long. A dead
+ * actor leaves its words as they are and loses its locks, as the kernel takes them; its successor starts at any later
+ * step. So a seed replays exactly.
+ *
+ * After each step no byte under a view has changed. A reference that was promised to a rank is never stale. In the end
+ * everything that was taken comes back, an inspector finds nothing, and nobody has waited longer than its bound.
+ *
+ * What it does not do: stores are seen at once and in order. The model's runs with delayed stores are for that.
+ */
+#include <inttypes.h>
+#include <ucontext.h>
+
+#include "inspect/inspect.h"
+#include "store/reader.c" /* what a dead rank leaves is private */
+#define fork_child in_forked_child /* support.h has another */
+#include "store/segment.c" /* the list of open segments */
+#undef fork_child
+#include "support.h"
+
+enum { UNIT = SHMS_ALIGN, UNITS = 24, SLOTS = 8, WRITERS = 2, RANKS = 3, ACTORS = WRITERS + RANKS, FINDER = RANKS - 1 };
+enum { KEYS = 10, VIEWS = 4, PROMISES = 64, STACK = 1 << 18, LONGEST = 200000, OPEN = 4 * ACTORS };
+
+/* What a writer has handed out, and the ranks that may count on it: bit r. */
+typedef struct promise {
+    uint8_t ref[SHMS_REF_SIZE];
+    uint64_t mark;
+    int by;
+    bool adopted;
+    uint32_t ranks;
+} promise;
+
+typedef struct actor {
+    ucontext_t at;
+    char *stack;
+    bool lives, done;
+    uint64_t life;       /* how many there were before */
+    uint64_t stopped;    /* until that step */
+    uint64_t since;      /* step at which its call began */
+    shms_writer *w;
+    shms_reader *r;
+    shms_view *views[VIEWS];
+    uint64_t marks[VIEWS];
+} actor;
+
+static actor actors[ACTORS];
+static int current;
+static ucontext_t scheduler;
+static uint64_t seed, now, serial;
+static bool ending; /* nobody dies or stops any more; each ends after its call */
+static const char *name;
+static promise promises[PROMISES];
+static struct {
+    shms_segment *seg;
+    int of;
+} opened[OPEN];
+static struct {
+    uint64_t steps, calls, deaths, stops, reads, finds, adopted, refused;
+} counted;
+
+static uint64_t one_of(uint64_t n) { return below(&seed, n); }
+static actor *self(void) { return &actors[current]; }
+
+static _Noreturn void fail(const char *what, uint64_t expected, uint64_t found) {
+    fprintf(stderr, "step %" PRIu64 ", actor %d: %s: expected %" PRIu64 ", got %" PRIu64 "\n", now, current, what,
+            expected, found);
+    abort();
+}
+#define MUST(what, expected, found)                                                                                    \
+    do {                                                                                                               \
+        uint64_t want_ = (uint64_t)(expected), got_ = (uint64_t)(found);                                               \
+        if (want_ != got_)                                                                                             \
+            fail(what, want_, got_);                                                                                   \
+    } while (0)
+
+/* ---- values: their first word is the mark, which has the key in its lowest digits ---- */
+
+static uint64_t mark_of(const shms_view *v) {
+    uint64_t mark;
+    memcpy(&mark, v->payload, sizeof mark);
+    return mark;
+}
+static void whole(const shms_view *v, uint64_t mark) {
+    MUST("mark of a view", mark, mark_of(v));
+    for (uint64_t i = 8; i < v->payload_size; i++)
+        MUST("byte of a view", (uint8_t)(mark + i), (uint8_t)v->payload[i]);
+}
+
+static void views_are_whole(void) {
+    for (int a = 0; a < ACTORS; a++)
+        for (int i = 0; i < VIEWS; i++)
+            if (actors[a].lives && actors[a].views[i])
+                whole(actors[a].views[i], actors[a].marks[i]);
+}
+
+/* ---- promises ---- */
+
+static void promises_end(int by, bool only_adopted) {
+    for (int i = 0; i < PROMISES; i++)
+        if (promises[i].by == by && (promises[i].adopted || !only_adopted))
+            promises[i].ranks = 0;
+}
+static void rank_forgets(int rank) {
+    for (int i = 0; i < PROMISES; i++)
+        promises[i].ranks &= ~(1u << rank);
+}
+/* The ranks that are attached: a lease that is opened from now on expects them. */
+static uint32_t attached(void) {
+    uint32_t ranks = 0;
+    for (int r = 0; r < FINDER; r++)
+        ranks |= (uint32_t)(actors[WRITERS + r].lives && actors[WRITERS + r].r != NULL) << r;
+    return ranks;
+}
+static void promised_to(uint32_t ranks, const uint8_t *ref, uint64_t mark, bool adopted) {
+    promise *p = &promises[one_of(PROMISES)];
+    for (int i = 0; i < PROMISES; i++)
+        if (promises[i].ranks == 0)
+            p = &promises[i];
+    if (p->ranks) { /* nobody will ask for the one whose place is taken, so it must not hold the store for ever */
+        shms_writer *w = actors[p->by].w;
+        if (actors[p->by].lives && w && p->by == current)
+            shms_writer_cancel(w, p->ref);
+        else
+            return;
+    }
+    /* a rank that has died in the call, and its successor, are not expected */
+    *p = (promise){.mark = mark, .by = current, .adopted = adopted, .ranks = ranks & attached()};
+    memcpy(p->ref, ref, SHMS_REF_SIZE);
+}
+
+/* ---- what the actors do ---- */
+
+static void write_once(shms_writer *w) {
+    char key[2] = {(char)('a' + one_of(KEYS)), 0};
+    uint8_t ref[SHMS_REF_SIZE];
+    uint32_t ranks = attached();
+    uint64_t lives[RANKS];
+    for (int r = 0; r < RANKS; r++)
+        lives[r] = actors[WRITERS + r].life;
+    shms_ticket t;
+    int rc;
+    switch (one_of(16)) {
+    case 0:
+        if (one_of(4) == 0) {
+            promises_end(current, false);
+            shms_writer_cancel_all(w);
+        }
+        break;
+    case 1:
+        shms_writer_touch(w, key, 1);
+        break;
+    case 2:
+        shms_writer_delete(w, key, 1);
+        break;
+    case 3: {
+        promise *p = &promises[one_of(PROMISES)];
+        if (p->by == current && p->ranks) {
+            p->ranks = 0;
+            shms_writer_cancel(w, p->ref);
+        }
+        break;
+    }
+    case 4:
+        MUST("the books", SHMS_OK, shms_writer_valid(w));
+        break;
+    case 5:
+    case 6:
+    case 7:
+    case 8:
+    case 9: {
+        rc = verb_hit(w, key, 1, ref);
+        if (rc == SHMS_OK) {
+            shms_ref unpacked;
+            shms_ref_unpack(&unpacked, ref);
+            bool adopted = unpacked.slot / SLOTS != w->seg.arena;
+            counted.adopted += adopted;
+            for (int r = 0; r < RANKS; r++)
+                ranks &= ~((uint32_t)(lives[r] != actors[WRITERS + r].life) << r);
+            promised_to(ranks, ref, 0, adopted);
+        }
+        break;
+    }
+    default: {
+        uint64_t size = UNIT * (1 + one_of(6)), mark = serial++ * KEYS + (uint64_t)(key[0] - 'a');
+        rc = (one_of(2) ? verb_begin : verb_reserve)(w, key, 1, NULL, 0, size, &t);
+        if (rc == SHMS_OK) {
+            for (uint64_t i = 8; i < size; i++)
+                t.payload[i] = (char)(mark + i);
+            memcpy(t.payload, &mark, sizeof mark);
+            bool leased = t.entry != SHMS_NONE;
+            MUST("commit", SHMS_OK, verb_commit(w, &t, leased ? ref : NULL));
+            for (int r = 0; r < RANKS; r++)
+                ranks &= ~((uint32_t)(lives[r] != actors[WRITERS + r].life) << r);
+            if (leased)
+                promised_to(ranks, ref, mark, false);
+        } else if (shms_is_refusal(rc))
+            counted.refused++;
+        else
+            MUST("put", SHMS_EEXISTS, rc);
+    }
+    }
+}
+
+static void keep(actor *me, shms_view *v, uint64_t mark) {
+    whole(v, mark);
+    int i = (int)one_of(VIEWS);
+    shms_view *old = me->views[i];
+    me->views[i] = v, me->marks[i] = mark;
+    shms_view_release(old);
+}
+
+static void take_promise(actor *me, promise *p, uint32_t bit) {
+    shms_view *v;
+    uint64_t mark = p->mark;
+    bool counts = p->ranks & bit;
+    promise before = *p;
+    if (!counts)
+        return;
+    if (one_of(4) == 0) {
+        p->ranks &= ~bit;
+        shms_reader_release(me->r, before.ref);
+        return;
+    }
+    int rc = shms_reader_acquire(me->r, before.ref, &v);
+    bool same = !memcmp(p->ref, before.ref, SHMS_REF_SIZE);
+    if (rc == SHMS_OK) {
+        counted.reads++;
+        if (same)
+            p->ranks &= ~bit;
+        keep(me, v, mark ? mark : mark_of(v));
+    } else if (rc == SHMS_ESTALE) /* then its writer has ended it, or died with it, meanwhile */
+        MUST("a promised object", 0, same && p->ranks & bit);
+    else
+        MUST("a read of a stopped writer's", SHMS_EBUSY, rc);
+}
+
+static void read_once(actor *me, uint32_t rank) {
+    uint8_t ref[SHMS_REF_SIZE];
+    shms_view *v;
+    if (one_of(5) == 0) {
+        int i = (int)one_of(VIEWS);
+        v = me->views[i];
+        me->views[i] = NULL;
+        shms_view_release(v);
+    } else if (rank == FINDER || one_of(4) == 0) {
+        char key = (char)('a' + one_of(KEYS));
+        int rc = shms_reader_find(me->r, &key, 1, ref, &v);
+        if (rc == SHMS_OK) {
+            counted.finds++;
+            MUST("key of what was found", key - 'a', mark_of(v) % KEYS);
+            keep(me, v, mark_of(v));
+        } else
+            MUST("find", SHMS_ENOTFOUND, rc);
+    } else {
+        promise *p = &promises[one_of(PROMISES)];
+        for (int i = 0; i < PROMISES && !(p->ranks & 1u << rank); i++)
+            p = &promises[one_of(PROMISES)];
+        take_promise(me, p, 1u << rank);
+    }
+}
+
+static void step(const char *label) {
+    (void)label;
+    swapcontext(&self()->at, &scheduler);
+}
+
+static void live(void) {
+    actor *me = self();
+    int number = current;
+    me->since = now;
+    if (number < WRITERS) {
+        shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .end_leases = (uint32_t)one_of(2)};
+        if (e.end_leases)
+            promises_end(number, false);
+        shms_writer *w;
+        MUST("join", SHMS_OK, shms_writer_join(&w, name, number, &e));
+        me->w = w;
+    } else {
+        shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .finds = number - WRITERS == FINDER};
+        shms_reader *r;
+        MUST("attach", SHMS_OK, shms_reader_attach(&r, name, (uint32_t)(number - WRITERS), &e));
+        me->r = r;
+    }
+    do {
+        step("");
+        me->since = now;
+        counted.calls++;
+        if (me->w)
+            write_once(me->w);
+        else
+            read_once(me, (uint32_t)(number - WRITERS));
+    } while (!ending);
+    me->done = true;
+    swapcontext(&me->at, &scheduler);
+}
+
+/* ---- the schedule ---- */
+
+static void start(int number) {
+    actor *a = &actors[number];
+    char *stack = a->stack ? a->stack : malloc(STACK);
+    uint64_t life = a->life + 1;
+    *a = (actor){.stack = stack, .lives = true, .life = life};
+    getcontext(&a->at);
+    a->at.uc_stack.ss_sp = stack;
+    a->at.uc_stack.ss_size = STACK;
+    makecontext(&a->at, live, 0);
+}
+
+/* Segments that the actor has opened or closed since it went on. */
+static void note_opened(int by) {
+    for (int i = 0; i < OPEN; i++) {
+        bool there = false;
+        for (shms_segment *s = open_segments; s; s = s->next)
+            there |= s == opened[i].seg;
+        if (!there)
+            opened[i].seg = NULL;
+    }
+    for (shms_segment *s = open_segments; s; s = s->next) {
+        int free_at = -1;
+        bool known = false;
+        for (int i = 0; i < OPEN; i++) {
+            known |= opened[i].seg == s;
+            if (!opened[i].seg)
+                free_at = i;
+        }
+        if (!known) {
+            MUST("room for a segment", 1, free_at >= 0);
+            opened[free_at].seg = s, opened[free_at].of = by;
+        }
+    }
+}
+
+/* The kernel takes its locks and mappings; its words stay. */
+static void die(int number) {
+    actor *a = &actors[number];
+    a->lives = false;
+    counted.deaths++;
+    if (number < WRITERS)
+        promises_end(number, true);
+    else
+        rank_forgets(number - WRITERS);
+    for (int i = 0; i < OPEN; i++)
+        if (opened[i].seg && opened[i].of == number) {
+            shms_segment_close(opened[i].seg);
+            opened[i].seg = NULL;
+        }
+    for (int i = 0; i < VIEWS; i++)
+        free(a->views[i]);
+    if (a->w) {
+        free(a->w->kinds.next);
+        free(a->w->memory);
+        free(a->w);
+    }
+    free(a->r);
+}
+
+static void go_on(int number) {
+    current = number;
+    swapcontext(&scheduler, &actors[number].at);
+    note_opened(number);
+    now++;
+    counted.steps++;
+    if (actors[number].lives && now - actors[number].since > LONGEST)
+        fail("steps of one call", LONGEST, now - actors[number].since);
+}
+
+static void schedule(uint64_t steps) {
+    int last = 0;
+    for (uint64_t end = now + steps; now < end;) {
+        int next = one_of(3) ? last : (int)one_of(ACTORS); /* runs of steps reach deeper than single ones */
+        actor *a = &actors[next];
+        if (!a->lives) {
+            if (one_of(50) == 0)
+                start(next);
+            last = (int)one_of(ACTORS);
+            now++;
+            continue;
+        }
+        if (a->stopped > now) {
+            last = (int)one_of(ACTORS);
+            now++;
+            continue;
+        }
+        go_on(next);
+        last = next;
+        views_are_whole();
+        if (one_of(700) == 0)
+            die(next);
+        else if (one_of(400) == 0) {
+            a->stopped = now + one_of(2000);
+            counted.stops++;
+        }
+    }
+}
+
+/* Everything that was taken comes back. */
+static void end_all(void) {
+    shms_finding found[4];
+    shms_inspector *inspector;
+    ending = true;
+    for (int a = 0; a < ACTORS; a++)
+        if (!actors[a].lives)
+            start(a);
+    for (bool again = true; again;) {
+        again = false;
+        for (int a = 0; a < ACTORS; a++)
+            while (!actors[a].done) {
+                go_on(a);
+                views_are_whole();
+                again = true;
+            }
+    }
+    shms_step_hook = NULL;
+    for (int i = 0; i < PROMISES; i++)
+        for (int r = 0; r < FINDER; r++)
+            if (promises[i].ranks & 1u << r) {
+                current = WRITERS + r;
+                take_promise(self(), &promises[i], 1u << r);
+            }
+    for (int r = 0; r < RANKS; r++) {
+        actor *a = &actors[WRITERS + r];
+        for (int i = 0; i < VIEWS; i++)
+            shms_view_release(a->views[i]);
+        shms_reader_free(a->r);
+    }
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&inspector, name));
+    MUST("findings", 0, shms_inspector_verify(inspector, found, 4));
+    shms_inspector_free(inspector);
+    for (int a = 0; a < WRITERS; a++)
+        shms_writer_cancel_all(actors[a].w);
+    for (int a = 0; a < WRITERS; a++) {
+        shms_writer *w = actors[a].w;
+        MUST("the last of one's own", SHMS_OK, shms_writer_clear(w, "", 0));
+        MUST("all of an arena", SHMS_OK, put_marked(w, key_of("all", (uint64_t)a), UNITS * UNIT - UNIT, 1, NULL));
+        MUST("the books", SHMS_OK, shms_writer_valid(w));
+    }
+    for (int a = 0; a < WRITERS; a++) {
+        shms_writer_close(actors[a].w, 1);
+        shms_writer_free(actors[a].w);
+    }
+}
+
+static void run(uint64_t of, uint64_t steps) {
+    seed = of * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    ending = false;
+    serial = 1;
+    memset(promises, 0, sizeof promises);
+    shms_options o = {.capacity = UNITS * UNIT, .n_readers = RANKS, .max_objects = SLOTS, .n_writers = WRITERS};
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    shms_writer_free(w);
+    note_opened(0);
+    shms_step_hook = step;
+    for (int a = 0; a < ACTORS; a++)
+        start(a);
+    schedule(steps);
+    end_all();
+    CHECK_EQ(0, store_names_left());
+}
+
+int main(int argc, char **argv) {
+    uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    uint64_t steps = argc > 2 ? strtoull(argv[2], NULL, 10) : 1000000;
+    uint64_t each = argc > 3 ? strtoull(argv[3], NULL, 10) : 20000;
+    name = store_name("simulate");
+    uint64_t s = first;
+    for (uint64_t done = 0; done < steps; done += each, s++) {
+        fprintf(stderr, "\rseed %" PRIu64, s);
+        run(s, each);
+    }
+    fprintf(stderr, "\n");
+    printf("seeds %" PRIu64 " to %" PRIu64 ": %" PRIu64 " steps, %" PRIu64 " calls, %" PRIu64 " deaths, %" PRIu64
+           " stops, %" PRIu64 " reads, %" PRIu64 " finds, %" PRIu64 " adoptions, %" PRIu64 " refusals\n",
+           first, s - 1, counted.steps, counted.calls, counted.deaths, counted.stops, counted.reads, counted.finds,
+           counted.adopted, counted.refused);
+    return 0;
+}
