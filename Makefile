@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate storm bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate storm survival bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -111,6 +111,10 @@ peers: $(VENV)/.bench $(VENV)/.built
 # Back ends of a tier beside what they are built on; writes its table into docs/guides/beyond-one-host.md. A minute.
 tiers: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m bench.tiers
+
+# What a killed reader or writer costs, with what people use today; a minute.
+survival: $(VENV)/.bench $(VENV)/.dev $(VENV)/.built
+	$(BIN)/python -m bench.survival
 
 copy-threshold:
 	@mkdir -p build

@@ -2,8 +2,8 @@
 
     make survival                                 # a minute; prints the table of docs/concepts/reliability.md
 
-Of each way there are a writer and two readers, which are processes of their own. The objects have 4 MiB, and a store has
-room for eight. Both readers hold the first object.
+Of each way there are a writer and two readers, processes of their own. The objects have 4 MiB, and a store has room for
+eight. Both readers hold the first object.
 
 * A reader is killed. The writer stores 24 objects, which the other reader gets and lets go. Then all end normally.
 * The writer is killed. A reader looks at what it holds, and asks for a second object, stored but never asked for. A new
@@ -267,17 +267,17 @@ def reader_main(way: Way, rank: int, orders: Connection, tickets: Connection) ->
     orders.send("ended")
 
 
-class Hung(Exception):
+class HungError(Exception):
     """A step that did not end in time."""
 
 
 def said(orders: Connection, patience: float = PATIENCE) -> Any:
     if not orders.poll(patience):
-        raise Hung
+        raise HungError
     try:
         return orders.recv()
     except EOFError:
-        raise Hung from None
+        raise HungError from None
 
 
 def taken(folder: str) -> int:
@@ -323,7 +323,7 @@ class Cast:
     def end(self, *parts: tuple[Any, Connection]) -> str:
         """End these normally, and return what is left."""
         for process, orders in parts:
-            with suppress(Hung, OSError):
+            with suppress(HungError, OSError):
                 orders.send(("end",))
                 said(orders)
             process.join(PATIENCE)
@@ -342,7 +342,7 @@ def reader_killed(kind: type[Way]) -> tuple[str, str]:
     with ExitStack() as stack:
         cast = Cast(kind, stack)
         cast.order(cast.writer, "put", 0, [0, 1])
-        assert [True, True] == [cast.order(reader, "get", 0) for reader in cast.readers]
+        assert [cast.order(reader, "get", 0) for reader in cast.readers] == [True, True]
         kill(cast.readers[1])
         start, how = time.monotonic(), "go on"
         try:
@@ -352,7 +352,7 @@ def reader_killed(kind: type[Way]) -> tuple[str, str]:
                     how = f"wrong bytes or an error after {number} objects ({answer})"
                     break
                 cast.order(cast.readers[0], "let go", number)
-        except Hung:
+        except HungError:
             how = f"writer ended or hung after {time.monotonic() - start:.0f} s"
         return how, cast.end(cast.readers[0], cast.writer)
 
@@ -362,7 +362,7 @@ def writer_killed(kind: type[Way]) -> tuple[str, str, str, str]:
     with ExitStack() as stack:
         cast = Cast(kind, stack)
         cast.order(cast.writer, "put", 0, [0, 1])
-        assert [True, True] == [cast.order(reader, "get", 0) for reader in cast.readers]
+        assert [cast.order(reader, "get", 0) for reader in cast.readers] == [True, True]
         cast.order(cast.writer, "put", 1, [0])
         kill(cast.writer)
         answers = []
@@ -370,19 +370,21 @@ def writer_killed(kind: type[Way]) -> tuple[str, str, str, str]:
             try:
                 answer = cast.order(cast.readers[0], *order)
                 answers.append("whole" if answer is True else str(answer).partition(":")[0])
-            except Hung:
+            except HungError:
                 answers.append("hangs")
         try:
             writer = cast.start_writer()
             found = cast.order(writer, "find", 0, [0])
             answers.append("there" if found and cast.order(cast.readers[0], "get", 0) is True else "lost")
             return answers[0], answers[1], answers[2], cast.end(*cast.readers, writer)
-        except (Hung, AssertionError):
+        except (HungError, AssertionError):
             return answers[0], answers[1], "no new writer", cast.end(*cast.readers)
 
 
 def main() -> None:
-    print("| | reader killed: the others | left | writer killed: what is held | stored, not read yet | after a restart | left |")
+    print(
+        "| | reader killed: the others | left | writer killed: what is held | stored, not read yet | after a restart | left |"
+    )
     print("|---|---|---|---|---|---|---|")
     for kind in WAYS:
         row = [*reader_killed(kind), *writer_killed(kind)]

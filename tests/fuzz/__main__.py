@@ -17,6 +17,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "fuzz"
 PARSERS = ("reference", "handle", "metadata", "updates", "relay", "span", "resp")
+MOST = 400
+"""Inputs of a corpus that are kept; the smallest."""
 CLANG = next((found for name in ("clang", "clang-19") if (found := shutil.which(os.environ.get("CLANG", name)))), None)
 
 
@@ -39,7 +41,7 @@ def unpack(name: str, folder: Path) -> None:
 
 def pack(name: str, folder: Path) -> None:
     inputs = sorted({path.read_bytes() for path in folder.iterdir()}, key=lambda one: (len(one), one))
-    (HERE / "corpus" / f"{name}.txt").write_text("".join(f"{one.hex()}\n" for one in inputs if len(one) <= 512))
+    (HERE / "corpus" / f"{name}.txt").write_text("".join(f"{one.hex()}\n" for one in inputs[:MOST] if len(one) <= 512))
 
 
 def run(name: str, bound: str, keep: bool) -> int:
@@ -54,8 +56,9 @@ def run(name: str, bound: str, keep: bool) -> int:
     with (BUILD / f"{name}.log").open("w") as log:
         status = subprocess.run([*command, bound, str(corpus)], cwd=ROOT, stderr=log, stdout=log).returncode
         if keep and not status:
-            subprocess.run([*command, "-merge=1", str(smaller), str(corpus)], cwd=ROOT, stderr=log, check=True)
-            pack(name, smaller)
+            if name == "image":  # atheris cannot merge
+                subprocess.run([*command, "-merge=1", str(smaller), str(corpus)], cwd=ROOT, stderr=log, check=True)
+            pack(name, smaller if name == "image" else corpus)
     lines = (BUILD / f"{name}.log").read_text(errors="replace").splitlines()
     done = [line for line in lines if line.startswith("Done ")] or lines[-20:]
     print(f"{name}: {'ok' if not status else 'FAILED'}:", *done, sep="\n  " if status else " ", flush=True)
