@@ -382,10 +382,9 @@ def writer_killed(kind: type[Way]) -> tuple[str, str, str, str]:
 
 
 def main() -> None:
-    print(
-        "| | reader killed: the others | left | writer killed: what is held | stored, not read yet | after a restart | left |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    columns = ["", "reader killed: the others", "left", "writer killed: what is held", "stored, not read yet"]
+    print("|", " | ".join([*columns, "after a restart", "left"]), "|")
+    print("|---" * 7 + "|")
     for kind in WAYS:
         row = [*reader_killed(kind), *writer_killed(kind)]
         print("|", kind.title, "|", " | ".join(row), "|", flush=True)
