@@ -19,7 +19,7 @@
 #include "inspect/inspect.h"
 #include "store/reader.c" /* what a dead rank leaves is private */
 #define fork_child in_forked_child /* support.h has another */
-#include "store/segment.c" /* the list of open segments */
+#include "store/descriptors.c" /* the list of open segments */
 #undef fork_child
 #include "support.h"
 
