@@ -117,20 +117,6 @@ static void read_facts(const shms_inspector *i, uint32_t arena, shms_facts *out)
     memcpy(out->group_of, l->group_of, sizeof out->group_of);
 }
 
-/* The leases of an arena that wait for a rank, or are held: as shms_reclaim_open counts them. */
-static uint64_t open_leases(const shms_inspector *i, uint32_t arena) {
-    const uint32_t n_entries = (uint32_t)i->seg.layout.max_leases;
-    shms_attendance who;
-    shms_lease_record e;
-    uint64_t open = 0;
-    if (shms_inspector_attend(i, &who))
-        return 0;
-    for (uint32_t k = arena * n_entries; k < (arena + 1) * n_entries; k++)
-        if (shms_inspector_lease(i, &who, k, &e) && !e.is_void)
-            open += e.held || e.owed[0] || e.owed[1] || e.owed[2] || e.owed[3];
-    return open;
-}
-
 int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {
     shms_facts again;
     int rc = enter_arena(i, arena);
@@ -144,7 +130,6 @@ int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {
         steady = memcmp(out, &again, sizeof again) == 0;
         *out = again;
     }
-    out->open_leases = open_leases(i, (uint32_t)arena);
     out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(arena));
     out->owner_pid = shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(SHMS_OWNER)) ? i->seg.sb->owner : 0;
     out->moving = !steady;
@@ -232,6 +217,25 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
             return true;
         }
     }
+}
+
+/* Entries in use lie in front, as for shms_reclaim_open, and the writer counts them. One that died may have opened a
+ * lease that it has not counted, so all of its entries are read. */
+int64_t shms_inspector_open_leases(shms_inspector *i, uint64_t arena) {
+    const uint64_t n_entries = i ? i->seg.layout.max_leases : 0;
+    shms_attendance who;
+    shms_lease_record e;
+    int64_t open = 0;
+    int rc = enter_arena(i, arena);
+    if (rc || (rc = shms_inspector_attend(i, &who)))
+        return rc;
+    uint64_t in_use = shms_get(&shms_segment_writer(&i->seg, (uint32_t)arena)->open_leases);
+    for (uint64_t k = 0; k < n_entries && (in_use || who.writer_gone[arena]); k++)
+        if (shms_inspector_lease(i, &who, (uint32_t)(arena * n_entries + k), &e)) {
+            in_use -= in_use > 0;
+            open += !e.is_void && (e.held || e.owed[0] || e.owed[1] || e.owed[2] || e.owed[3]);
+        }
+    return open;
 }
 
 int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *out, uint64_t room) {

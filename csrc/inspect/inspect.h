@@ -59,7 +59,6 @@ typedef struct shms_facts {
     uint64_t owner_pid; /* of an owner without an arena, if it is alive; else 0 */
     uint64_t writer_alive, writer_pid, writer_epoch; /* epoch: 1 + number of recoveries; 0: no writer yet */
     uint64_t next_id, next_lease, hand, used_bytes, objects;
-    uint64_t open_leases; /* as in shms_stats */
     uint64_t moving;
     shms_counters counters;
     shms_tier_figures tier;
@@ -151,6 +150,8 @@ void shms_inspector_drop(shms_inspector **i); /* like shms_writer_drop */
 
 /* Of one arena; SHMS_EINVAL: there is no such arena. Slots and lease entries have their numbers of all arenas. */
 int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out);
+/* How many leases of an arena wait for a rank, or are held: as in shms_stats. Or an error. It reads those in use. */
+int64_t shms_inspector_open_leases(shms_inspector *i, uint64_t arena);
 /* All ranks. `out` has room for n_readers records. */
 int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out);
 /* Stores up to `room` occupied slots from *at on, and sets *at to where to continue. Returns how many; 0 at the end. */

@@ -134,6 +134,10 @@ class Inspector:
         facts["groups"] = tuple(ranks.count(group) for group in range(ranks[-1] + 1))
         return {**facts, "tier": figures_of(record.tier)}
 
+    def open_leases(self, arena: int) -> int:
+        """Return how many leases of an arena wait for a rank, or are held; it reads those that are in use."""
+        return require(lib.shms_inspector_open_leases(self._i, arena))
+
     def kinds(self, arena: int) -> dict[int, tuple[str, KindFigures]]:
         """Return the name and the figures of each kind of an arena, by number."""
         return read_kinds(lambda inspector, out: lib.shms_inspector_kinds(inspector, arena, out), self._i)

@@ -174,7 +174,8 @@ class StoreInspector:
 
     def facts(self) -> StoreFacts:
         """Return the current superblock and the counts of the writers."""
-        return facts_from([self._native.facts(arena) for arena in self._arenas()])
+        see = self._native
+        return facts_from([{**see.facts(a), "open_leases": see.open_leases(a)} for a in self._arenas()])
 
     def kinds(self) -> dict[str, KindStats]:
         """Return the figures of each kind of objects."""

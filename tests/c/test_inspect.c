@@ -150,6 +150,38 @@ TEST(holdings_are_summed_with_one_read_of_each_lease_and_slot) {
     end_both();
 }
 
+TEST(only_the_count_of_open_leases_reads_them_and_it_stops_behind_the_last_in_use) {
+    enum { OPEN = 3 };
+    shms_facts facts;
+    uint8_t refs[OPEN][SHMS_REF_SIZE];
+    open_store("open", (shms_options){.capacity = 64 << 10, .n_readers = 1, .max_objects = 8}, 0);
+    CHECK_EQ(0, shms_inspector_open(&inspector, name));
+    for (int k = 0; k < OPEN; k++)
+        CHECK_EQ(0, put_marked(w, (char[]){(char)('a' + k), 0}, SMALL, 0, refs[k]));
+    /* as a writer leaves it that dies before it counts the lease */
+    shms_lease *first = w->leases.table, *last = &first[w->leases.n_entries - 1];
+    while (shms_get(&first->number) == 0)
+        first++;
+    shms_set(&w->seg.writer->next_lease, OPEN + 2);
+    shms_set(&last->what, shms_get(&first->what));
+    shms_set(&last->id, shms_get(&first->id));
+    shms_set(&last->number, OPEN + 1);
+    shms_set(&w->seg.writer->published, OPEN + 2);
+    lease_looks = 0;
+    shms_step_hook = count_looks;
+    CHECK_EQ(0, shms_inspector_facts(inspector, 0, &facts));
+    CHECK_EQ(0, lease_looks);
+    CHECK_EQ(OPEN, shms_inspector_open_leases(inspector, 0));
+    CHECK_EQ(OPEN, lease_looks);
+    CHECK_EQ(SHMS_EINVAL, shms_inspector_open_leases(inspector, 1));
+    CHECK_EQ(SHMS_ECLOSED, shms_inspector_open_leases(NULL, 0));
+    shms_step_hook = NULL;
+    shms_writer_free(w);
+    CHECK_EQ(OPEN + 1, shms_inspector_open_leases(inspector, 0));
+    CHECK_EQ(0, shms_writer_recover(&w, name, NULL));
+    end_both();
+}
+
 static pid_t child;
 
 static void fork_here(const char *label) {

@@ -132,8 +132,10 @@ static void inspect(void) {
     shms_probe_file(&probe, name);
     if (shms_inspector_open(&i, name) != SHMS_OK)
         return;
-    for (uint64_t arena = 0; shms_inspector_facts(i, arena, &facts) == SHMS_OK; arena++)
+    for (uint64_t arena = 0; shms_inspector_facts(i, arena, &facts) == SHMS_OK; arena++) {
         shms_inspector_kinds(i, arena, kinds);
+        CHECK(shms_inspector_open_leases(i, arena) >= 0);
+    }
     shms_inspector_ranks(i, ranks);
     int64_t n;
     for (uint64_t at = 0; (n = shms_inspector_slots(i, &at, slots, 16)) > 0;)
