@@ -11,6 +11,10 @@ static inline int shms_is_unused(const uint64_t reserved[4]) {
     return !(reserved[0] | reserved[1] | reserved[2] | reserved[3]);
 }
 
+static inline int shms_key_ok(const char *key, uint32_t key_len) {
+    return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
+}
+
 /* cdef: begin */
 #define SHMS_KINDS 16 /* kinds of objects; number 0 is for those without one */
 #define SHMS_MAX_EXTRA 0xffffff /* extra bytes of an object, which only the writer reads */

@@ -5,10 +5,6 @@
 
 #include "writer.h"
 
-int shms_key_ok(const char *key, uint32_t key_len) {
-    return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
-}
-
 uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len) {
     return shms_hash_key(w->index.seed, key, key_len);
 }

@@ -121,9 +121,11 @@ static int find_ref(struct shms_writer *w, const uint8_t *packed, shms_ref *ref)
  * its own number then. */
 static int find_lease(struct shms_writer *w, const uint8_t *packed, shms_ref *ref) {
     int found = find_ref(w, packed, ref);
+    if (found != 1)
+        return found;
+    if (ref->lease == 0) /* what a rank has found */
+        return 0;
     ref->entry -= w->seg.arena * w->leases.n_entries;
-    if (found != 1 || ref->lease == 0) /* 0: what a rank has found */
-        return found == 1 ? 0 : found;
     return ref->entry < w->leases.n_entries ? shms_get(&w->leases.table[ref->entry].number) == ref->lease : SHMS_ESTALE;
 }
 

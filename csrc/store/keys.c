@@ -53,9 +53,10 @@ static bool begins(const struct shms_writer *w, const shms_slot *s, const char *
 }
 
 int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len) {
-    int rc = shms_writer_enter(w);
+    int rc = prefix || prefix_len == 0 ? shms_writer_enter(w) : SHMS_EINVAL;
     if (rc)
         return rc;
+    prefix = prefix ? prefix : "";
     shms_reclaim_begin(w);
     uint64_t end = shms_get(&w->seg.writer->next_id); /* what is put meanwhile stays */
     for (uint32_t s = w->ring.first, next, n = 1; s != SHMS_NONE; s = next, n++) {

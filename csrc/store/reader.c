@@ -45,6 +45,8 @@ static int take_rank(struct shms_reader *r) {
 }
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const shms_expected *expected) {
+    if (!out)
+        return SHMS_EINVAL;
     *out = NULL;
     if (rank >= SHMS_MAX_READERS)
         return SHMS_EINVAL;
@@ -114,13 +116,14 @@ static uint64_t address_of(const struct shms_reader *r, uint32_t slot, const shm
  * were checked. */
 static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms_slot *seen) {
     const shms_superblock *sb = r->seg.sb;
-    if (shms_ref_read(ref, packed, sb, &r->seg.layout))
-        return SHMS_ESTALE;
+    int rc = shms_ref_read(ref, packed, sb, &r->seg.layout);
+    if (rc)
+        return rc;
     const shms_slot *s = shms_segment_slot(&r->seg, ref->slot);
     enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, ref->slot, ref->id, ref->lease == 0);
     if (state == SHMS_FREE)
         return SHMS_ESTALE;
-    int rc = state == SHMS_EVICTING ? shms_wait_for_eviction(&r->seg, ref->slot, ref->id, true) : SHMS_OK;
+    rc = state == SHMS_EVICTING ? shms_wait_for_eviction(&r->seg, ref->slot, ref->id, true) : SHMS_OK;
     if (rc == SHMS_EBUSY && !promised(r, ref)) /* only another writer's lease can be open beside EVICTING */
         rc = SHMS_ESTALE;
     if (rc) {
@@ -185,6 +188,8 @@ static int acquire(shms_reader *r, const uint8_t *packed, bool private, shms_vie
     shms_view *v;
     shms_ref ref;
     shms_slot seen;
+    if (!out)
+        return SHMS_EINVAL;
     int rc = enter(r);
     *out = NULL;
     if (rc)
@@ -226,9 +231,11 @@ static uint32_t look(const struct shms_reader *r, const char *key, uint32_t key_
 }
 
 int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t *packed, shms_view **out) {
-    int rc = enter(r);
+    if (!out)
+        return SHMS_EINVAL;
+    int rc = packed ? shms_key_ok(key, key_len) : SHMS_EINVAL;
     *out = NULL;
-    if (rc)
+    if (rc || (rc = enter(r)))
         return rc;
     shms_slot seen;
     shms_view *v = malloc(sizeof *v);
@@ -258,8 +265,8 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
 
 int shms_reader_has(shms_reader *r, const char *key, uint32_t key_len) {
     shms_slot seen;
-    int rc = enter(r);
-    if (rc)
+    int rc = shms_key_ok(key, key_len);
+    if (rc || (rc = enter(r)))
         return rc;
     rc = look(r, key, key_len, &seen) != SHMS_NONE;
     leave(r);
@@ -317,7 +324,7 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
 
 int shms_reader_validate(shms_reader *r, const uint8_t *packed) {
     shms_ref ref;
-    int rc = enter(r);
+    int rc = packed ? enter(r) : SHMS_EINVAL;
     if (rc)
         return rc;
     if (shms_ref_read(&ref, packed, r->seg.sb, &r->seg.layout) == SHMS_OK) {

@@ -18,7 +18,7 @@
 void shms_ref_seal(uint8_t *out, shms_ref *ref, uint64_t store_secret, uint64_t object_secret);
 /* Does the tag of the packed reference verify with these secrets? */
 bool shms_ref_sealed(const uint8_t *packed, uint64_t store_secret, uint64_t object_secret);
-/* Unpacks. SHMS_ESTALE if the reference names another store, or a slot or entry that this store does not have. */
+/* Unpacks. SHMS_EINVAL if there is no reference, SHMS_ESTALE if the reference names another store, or a slot or entry that this store does not have. */
 int shms_ref_read(shms_ref *out, const uint8_t *packed, const shms_superblock *sb, const shms_layout *l);
 
 #endif

@@ -74,14 +74,14 @@ static bool is_text(const uint8_t *s, uint32_t size) {
 
 /* Can Python read the key? If not, its lists of keys would show another. Namespaces: shmstore/namespaces.py. */
 static bool is_key(const uint8_t *key, uint32_t len) {
-    if (len == 0 || key[0] != 0xff)
+    if (key[0] != 0xff)
         return is_text(key, len);
     return len > 3 && key[1] > 0 && key[1] < len - 2 && is_text(key + 2, key[1]) &&
            is_text(key + 2 + key[1], len - 2 - key[1]);
 }
 
 static int begin(shms_writer *w, shms_batch *b, const shms_object *o) {
-    if (!o || !shms_is_unused(o->reserved) || !o->key || (!o->meta && o->meta_len) ||
+    if (!o || !shms_is_unused(o->reserved) || shms_key_ok(o->key, o->key_len) || (!o->meta && o->meta_len) ||
         !is_key((const uint8_t *)o->key, o->key_len))
         return SHMS_EINVAL;
     return shms_batch_begin(w, b, o->key, o->key_len, o->meta, o->meta_len, NULL, 0, o->payload_size, 0, 1);
@@ -99,7 +99,7 @@ static int end(shms_writer *w, shms_batch *b, int rc, uint8_t *ref) {
 
 int shms_writer_put(shms_writer *w, const shms_object *object, const void *payload, uint8_t *ref) {
     shms_batch b = {0};
-    int rc = begin(w, &b, object);
+    int rc = ref ? begin(w, &b, object) : SHMS_EINVAL;
     shms_piece all = {0, rc ? 0 : object->payload_size, (uintptr_t)payload};
     if (rc == SHMS_OK && (rc = shms_batch_copy(w, &b, &all, all.size != 0)) == SHMS_OK)
         rc = shms_batch_commit(w, &b, 0, 0);
@@ -107,6 +107,8 @@ int shms_writer_put(shms_writer *w, const shms_object *object, const void *paylo
 }
 
 int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_uncommitted **out) {
+    if (!payload || !out)
+        return SHMS_EINVAL;
     shms_uncommitted *u = calloc(1, sizeof *u);
     *payload = NULL;
     *out = NULL;
@@ -126,7 +128,7 @@ int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload,
 int shms_uncommitted_commit(shms_uncommitted *u, uint8_t *ref) {
     if (!u)
         return SHMS_EINVAL;
-    int rc = end(u->w, &u->batch, shms_batch_commit(u->w, &u->batch, 0, 0), ref);
+    int rc = end(u->w, &u->batch, ref ? shms_batch_commit(u->w, &u->batch, 0, 0) : SHMS_EINVAL, ref);
     free(u);
     return rc;
 }
@@ -139,7 +141,7 @@ void shms_uncommitted_abort(shms_uncommitted *u) {
 
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *ref) {
     shms_batch b = {0};
-    return end(w, &b, shms_batch_hit(w, &b, key, key_len, 0, 0), ref);
+    return end(w, &b, ref ? shms_batch_hit(w, &b, key, key_len, 0, 0) : SHMS_EINVAL, ref);
 }
 
 /* A msgpack integer, as short as it can be. */

@@ -21,7 +21,7 @@
  * ERRORS. Functions return 0 or one of the negative codes below; docs/guides/c.md says what to do after which. Only
  * after SHMS_ESYS and SHMS_EMAP is errno that of a failed system call. A call that fails changes nothing in the store,
  * sets `*out` and `*payload` to NULL, and leaves the bytes of `ref`. A writer or reader that is NULL counts as closed.
- * Where a name, options, an object, its key, metadata or payload, or a dtype is NULL, the code is SHMS_EINVAL.
+ * Where another argument is NULL, the code is SHMS_EINVAL, but `expected` may be, and so may bytes of length 0.
  *
  * WAITING. No call waits for a reader, for room or for a store to come: make it again after a while.
  *

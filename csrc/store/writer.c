@@ -243,6 +243,8 @@ typedef struct damage {
 
 static int start(shms_writer **out, const char *name, const shms_options *options, int arena,
                  const shms_expected *expected, damage *damaged) {
+    if (!out)
+        return SHMS_EINVAL;
     struct shms_writer *w = calloc(1, sizeof *w);
     *out = NULL;
     if (!w)
@@ -299,7 +301,8 @@ static int start(shms_writer **out, const char *name, const shms_options *option
 }
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
-    *out = NULL;
+    if (out)
+        *out = NULL;
     return options ? start(out, name, options, 0, NULL, &(damage){0}) : SHMS_EINVAL;
 }
 

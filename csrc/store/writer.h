@@ -163,9 +163,8 @@ void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_
 /* Ends an open lease on the object in `slot`. */
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
-/* ---- directory.c; the mutex is held, except for the first ---- */
+/* ---- directory.c; the mutex is held ---- */
 
-int shms_key_ok(const char *key, uint32_t key_len);
 /* Counts an event, and records it if there is a log: SHMS_EVENT_PUT, _EVICTED or _DELETED. */
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);
 /* The position behind the last event; see events.h. */

@@ -139,6 +139,73 @@ TEST(a_null_is_refused_and_what_a_failed_call_returns_is_null) {
     end();
 }
 
+TEST(a_null_reference_or_place_for_a_result_is_refused) {
+    begin();
+    const shms_options options = {.capacity = 1024, .n_readers = 1};
+    shms_object o = object_of("k", 1);
+    shms_view *v;
+    CHECK_EQ(SHMS_EINVAL, shms_writer_create(NULL, store_name("other"), &options));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_create(NULL, store_name("other"), NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_recover(NULL, name, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_join(NULL, name, SHMS_ANY_ARENA, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(NULL, name, 0, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, &o, payload, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, &o, NULL, &u));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, &o, &place, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, &o, &place, &u));
+    CHECK_EQ(SHMS_EINVAL, shms_uncommitted_commit(u, NULL));
+    CHECK_EQ(0, shms_writer_count(w));
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, &o, payload, ref));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_hit(w, "k", 1, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_cancel(w, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, NULL, 0));
+    CHECK(shms_reader_acquire(readers[0], NULL, &v) == SHMS_EINVAL && !v);
+    CHECK(shms_reader_acquire_private(readers[0], NULL, &v) == SHMS_EINVAL && !v);
+    CHECK(shms_reader_find(readers[0], "k", 1, NULL, &v) == SHMS_EINVAL && !v);
+    CHECK_EQ(SHMS_EINVAL, shms_reader_acquire(readers[0], ref, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_acquire_private(readers[0], ref, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_find(readers[0], "k", 1, ref, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_validate(readers[0], NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_release(readers[0], NULL));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
+    end();
+}
+
+TEST(a_key_that_is_null_or_of_no_valid_length_is_refused_before_a_byte_is_read) {
+    begin();
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *at = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(at != MAP_FAILED);
+    memset(at, 'k', page);
+    CHECK_EQ(0, mprotect(at + page, page, PROT_NONE));
+    const struct {
+        const char *key;
+        uint32_t len;
+    } wrong[] = {{NULL, 0}, {NULL, 1}, {"k", 0}, {at, SHMS_MAX_KEY + 1}, {at, UINT32_MAX}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const char *key = wrong[i].key;
+        uint32_t len = wrong[i].len;
+        shms_object o = {.key = key, .key_len = len, .payload_size = 1};
+        shms_view *v = (void *)payload;
+        CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, &o, payload, ref));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, &o, &place, &u));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_hit(w, key, len, ref));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_has(w, key, len));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_touch(w, key, len));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_delete(w, key, len));
+        CHECK_EQ(SHMS_EINVAL, shms_reader_has(readers[0], key, len));
+        CHECK(shms_reader_find(readers[0], key, len, ref, &v) == SHMS_EINVAL && !v);
+    }
+    munmap(at, 2 * page);
+    shms_object o = object_of("k", 1);
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, &o, payload, ref));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_clear(w, NULL, 1));
+    CHECK_EQ(1, shms_writer_count(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, NULL, 0));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
+    end();
+}
+
 TEST(a_key_is_utf_8_also_after_its_namespace) {
     static const char *const keys[] = {"k",
                                        "\x7f",
