@@ -166,7 +166,11 @@ def test_an_interrupted_call_is_undone(name: str) -> None:
         if name in READS:
             gc.collect()  # of the interrupted frames, which a trace has kept; writes are undone without
         if number:
-            assert before == subject.state(), f"interrupt {number}"
+            after = subject.state()
+            if name in READS:  # no pin is left; the lease is over once C has acknowledged it
+                assert after[2] <= before[2]
+                after = (*after[:2], before[2], *after[3:])
+            assert before == after, f"interrupt {number}"
             UNDONE[name](subject)  # no lock is left
         subject.close()
 

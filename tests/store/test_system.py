@@ -295,9 +295,8 @@ def test_a_store_that_others_may_open_is_not_adopted_unasked(planted: Path, mode
             call(planted.name)
         assert errno.EACCES == caught.value.errno
         assert f"allow_uid={os.geteuid()}" in caught.value.hint
-    with raises(errors.ForeignStoreError, [f"{mode:04o}"], ["chmod 600"]) as refused:
+    with raises(errors.ForeignStoreError, [f"{mode:04o}"], ["chmod 600", f"allow_uid={os.geteuid()}"]):
         ObjectStoreWriter.open(planted.name, capacity=4096, n_readers=1)
-    assert "allow_uid" not in refused.value.hint, "open has no such option"
     adopt(planted.name, allow_uid=os.geteuid())
     with StoreInspector.open(planted.name) as inspector:
         assert 1 == inspector.facts().n_readers
@@ -318,9 +317,8 @@ def test_another_user_s_store_is_adopted_only_if_that_user_is_named(planted: Pat
         for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
             with raises(errors.ForeignStoreError, [f"user {NOBODY}"], [f"as user {NOBODY}", f"allow_uid={NOBODY}"]):
                 call(planted.name, **options)
-    with raises(errors.ForeignStoreError, [f"user {NOBODY}"], [f"as user {NOBODY}"]) as refused:
+    with raises(errors.ForeignStoreError, [f"user {NOBODY}"], [f"as user {NOBODY}", f"allow_uid={NOBODY}"]):
         ObjectStoreWriter.open(planted.name, capacity=4096, n_readers=1)
-    assert "allow_uid" not in refused.value.hint, "open has no such option"
     adopt(planted.name, allow_uid=NOBODY)
 
 

@@ -136,10 +136,12 @@ def test_values_of_one_object_may_die_on_any_thread(stores: Stores, private: boo
 
     def make() -> None:
         for _ in range(500):
-            box.append(value := reader.get(ref, private=private))
+            value = reader.get(ref, private=private)
             if private:
                 value["x"].fill_(1)  # which no other value shows
                 value["x"].fill_(7)
+            box.append(value)  # from here on it is the other thread's
+            del value
 
     def drop() -> None:
         for _ in range(500):
