@@ -127,6 +127,8 @@ class MultiModalCacheConfig:
                     check(given)
                 except (TypeError, ValueError) as error:
                     raise ValueError(f"{name} cannot be {shown(given)}: {error}") from None
+        if self.shm_gid is not None and self.shm_allow_uid is None:
+            raise ValueError("shm_gid needs shm_allow_uid: name the user who owns the segment, too, or omit shm_gid")
         for name, kind in (("tier_url", str | None), ("tier_namespace", str)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} must be a string, not {kind_of(getattr(self, name))}")

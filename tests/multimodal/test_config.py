@@ -61,6 +61,11 @@ def test_a_wrong_value_is_refused_and_the_field_named(field: str, values: list[A
             MultiModalCacheConfig(**{field: value})
 
 
+def test_a_group_without_the_owner_of_the_segment_is_refused() -> None:
+    with raises(ValueError, names=("shm_gid", "shm_allow_uid")):
+        MultiModalCacheConfig(cache_type="shm", shm_name="a", shm_gid=0)
+
+
 @pytest.mark.parametrize("field", ["shm_max_objects", "world_size", "api_process_count", "shm_max_object_size_mb"])
 def test_a_number_that_is_not_an_integer_is_refused(field: str) -> None:
     wrongs: list[Any] = [1.0, True, "7"]

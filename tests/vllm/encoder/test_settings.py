@@ -70,6 +70,12 @@ def test_a_wrong_option_is_named(config: Any, options: dict[str, Any], named: st
         Settings.of(config)
 
 
+def test_a_group_without_the_owner_of_the_store_is_refused(config: Any) -> None:
+    config.ec_transfer_config.ec_connector_extra_config |= {"gid": 1}
+    with pytest.raises(ValueError, match="gid needs allow_uid"):
+        Settings.of(config)
+
+
 @pytest.mark.parametrize("name", ["store", "capacity_gb"])
 def test_a_missing_option_is_named(config: Any, name: str) -> None:
     del config.ec_transfer_config.ec_connector_extra_config[name]

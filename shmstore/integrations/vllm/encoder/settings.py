@@ -54,10 +54,13 @@ class Settings:
         """Return the settings of a configuration; ValueError if they, or the engine, cannot be served."""
         refuse(vllm_config)
         try:
-            return cls(**vllm_config.ec_transfer_config.ec_connector_extra_config)
+            settings = cls(**vllm_config.ec_transfer_config.ec_connector_extra_config)
         except ValidationError as error:
             wrong = "; ".join(f"{one['loc'][0]}: {one['msg']}" for one in error.errors())
             raise ValueError(f"ec_connector_extra_config: {wrong} (hint: write {_EXAMPLE})") from None
+        if settings.gid is not None and settings.allow_uid is None:
+            raise ValueError("ec_connector_extra_config: gid needs allow_uid: name the user who owns the store, too")
+        return settings
 
 
 def refuse(vllm_config: Any) -> None:
