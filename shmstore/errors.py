@@ -16,7 +16,6 @@ __all__ = [
     "DeviceError",
     "EventsLostError",
     "ForeignStoreError",
-    "KVCacheMemoryError",
     "LayoutMismatchError",
     "MissingExtraError",
     "NestingError",
@@ -458,25 +457,3 @@ class NestingError(ShmStoreError, ValueError):
 
     default_message = "the value is nested too deeply"
     default_hint = "look for a container that contains itself, or flatten the value"
-
-
-class KVCacheMemoryError(ShmStoreError, ValueError):
-    """A worker's memory cannot hold the KV cache of one request of `max_model_len` tokens.
-
-    `needed` and `available` are in bytes. `fitting_model_len` is the longest request that would fit; 0 if none would.
-    """
-
-    default_message = "the memory is too small for the KV cache of one request"
-    default_hint = "give the KV cache more memory, or use a max_model_len that fits"
-
-    needed: int | None = None
-    available: int | None = None
-    fitting_model_len: int | None = None
-
-    def _usual_message(self) -> str:
-        memory = "" if self.needed is None else f": {self.needed} bytes needed, {self.available} available"
-        return self.default_message + memory
-
-    def _usual_hint(self) -> str:
-        fitting = f": at most {self.fitting_model_len}" if self.fitting_model_len else ""
-        return self.default_hint + fitting

@@ -10,7 +10,6 @@ from shmstore import errors
 from shmstore.errors import (
     CacheMissError,
     ForeignStoreError,
-    KVCacheMemoryError,
     SharedMemoryError,
     ShmStoreError,
     StoreExistsError,
@@ -50,7 +49,6 @@ BUILT_IN = {
     "SerdeError": ValueError,
     "DeviceError": RuntimeError,
     "MissingExtraError": ImportError,
-    "KVCacheMemoryError": ValueError,
 }
 CLASSES: list[type[Any]] = [getattr(errors, name) for name in BUILT_IN]
 
@@ -81,7 +79,6 @@ EXAMPLES = [
     *(cls() for cls in CLASSES),
     StoreFullError(needed=10, held_bytes_by_rank={0: 5, 3: 7}),
     SharedMemoryError(number=errno.EROFS),
-    KVCacheMemoryError(needed=5, available=4, fitting_model_len=3),
     CacheMissError(("a",), "gone", hint="again"),
     UnsupportedValueError("value[1]: no serializer for Foo", path="value[1]"),
 ]
