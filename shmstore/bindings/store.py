@@ -113,9 +113,12 @@ def space(
     return found.needed or 0, found.free or 0
 
 
-def no_space(needed: "Options | int", folder: str, freed: int = 0) -> errors.StoreSpaceError:
-    """Return the error for a segment with these options, or so many bytes, that do not fit if `freed` are freed."""
-    found, hint = os.statvfs(folder), None
+def no_space(needed: "Options | int", folder: str, freed: int = 0, at: str | None = None) -> errors.StoreSpaceError:
+    """Return the error for a segment with these options, or so many bytes, that do not fit if `freed` are freed.
+
+    `at` leads to the file system where this process may not see the folder.
+    """
+    found, hint = os.statvfs(at or folder), None
     if file_system(folder) == "hugetlbfs":
         hint = "use less capacity, raise /proc/sys/vm/nr_hugepages, or mount it with a larger size"
     return errors.StoreSpaceError(
@@ -300,6 +303,8 @@ class Writer:
         else:
             code = lib.shms_writer_join(box, os.fsencode(name), arena, expected)
         if code == lib.SHMS_ENOSPC:
+            if name.startswith("/proc/self/fd/"):  # which is a link to the file
+                raise no_space(needed[0], os.path.dirname(os.path.realpath(name)), at=name)
             raise no_space(needed[0], parts_of(name)[0])
         require(code)
         return cls(box)

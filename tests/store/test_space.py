@@ -35,8 +35,10 @@ def fill_up(left: int) -> Path:
 def refused(name: str) -> None:
     """Ask for an arena that does not fit, in each way; all are refused, and take nothing."""
     free = free_bytes()
+    fd = os.open(SHM / name, os.O_RDWR)
     calls: list[Callable[[], object]] = [
         lambda: ObjectStoreWriter.join(name),
+        lambda: ObjectStoreWriter.join(fd=fd),
         lambda: ObjectStoreWriter.open(name, **OPTIONS),
     ]
     for call in calls:
@@ -46,6 +48,7 @@ def refused(name: str) -> None:
         assert all(part in str(caught.value) for part in ("/dev/shm", "2 MiB needed", f"{free >> 20} MiB free"))
         assert "ls -ls /dev/shm" in caught.value.hint
         assert free == free_bytes()
+    os.close(fd)
 
 
 def use(writer: ObjectStoreWriter, seed: int) -> None:
