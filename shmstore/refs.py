@@ -148,10 +148,13 @@ class StoreHandle:
 
         The other one gets both by `socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)`: the handle as
         `to_json` makes it, and the `fd` for `attach` and `join`. It needs the rights on the store that it would need in
-        a folder. Raises StoreNotFoundError if the store is gone, and ForeignStoreError if this process may not open it.
+        a folder. Raises StoreNotFoundError if the store is gone, and ForeignStoreError if this process may not open it;
+        ValueError for another kind of socket.
         """
-        from socket import send_fds  # 2 ms, for few
+        from socket import AF_UNIX, send_fds  # 2 ms, for few
 
+        if connection.family != AF_UNIX:
+            raise ValueError("connection must be a Unix socket, such as of socketpair(): no other passes descriptors")
         link = 0 if self.dir.startswith("/proc/") else os.O_NOFOLLOW  # a descriptor is a link to the memory
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | link)

@@ -207,6 +207,15 @@ def test_what_is_wrong_with_a_descriptor_is_said(call: Callable[..., Any], store
         os.close(each)
 
 
+def test_a_handle_is_sent_over_no_other_socket(stores: Stores) -> None:
+    with socket.socket() as listening, socket.socket() as connection:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        connection.connect(listening.getsockname())
+        with raises(ValueError, ["connection", "Unix"]):
+            stores.create().handle.send(connection)
+
+
 def test_memory_without_a_name_takes_no_folder() -> None:
     with raises(TypeError, ["dir"]):
         ObjectStoreWriter.create(capacity=4096, n_readers=1, memfd=True, dir="/dev/shm")
