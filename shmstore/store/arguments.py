@@ -81,7 +81,7 @@ def checked_id(value: Any) -> int:
 
 def checked_access(mode: Any, gid: Any) -> tuple[int, int | None]:
     """Return permissions and group of a store; TypeError or ValueError if no store can have them."""
-    mode = int_of("mode", mode, 0o600, 0o666, "an int, such as 0o660")
+    mode = int_of("mode", mode, 0, _MAX_UID, "an int, such as 0o660")
     if mode & ~0o066 != 0o600:
         raise ValueError(f"mode must let the owner read and write, and nobody execute, such as 0o660, not {mode:#o}")
     return mode, None if gid is None else int_of("gid", gid, 0, _MAX_UID)

@@ -386,7 +386,7 @@ def full(
             f"hands out references; or {full.hint}"
         )
     if len(writer.groups) > 1:
-        full.hint += "; a lease waits for all groups of ranks, until assign_group(ref, group) names one"
+        full.hint += "; a lease that assign_group(ref, group) has given to no group waits for all of them"
     return full
 
 

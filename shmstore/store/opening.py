@@ -111,8 +111,9 @@ class Openable(Closable):
         `groups` are the numbers of ranks of each group, such as [4, 4] for two replicas of an engine: ranks 0 to 3 are
         group 0. A hand-out can wait for one group only. By default all ranks are one group.
         `dir` is the folder that the store is a file of, by default that of SHMSTORE_DIR, without it /dev/shm. It should
-        be a tmpfs. `mode` 0o660 lets a group use the store: `gid`, or the one that files of the folder get. Whoever
-        attaches to, joins or recovers such a store, also its owner, passes the owner as `allow_uid`.
+        be a tmpfs. `mode` 0o660 lets a group use the store: `gid`, or the one that files of the folder get; 0o666 lets
+        every user. Whoever attaches to, joins or recovers such a store, also its owner, passes the owner as
+        `allow_uid`.
         With `memfd` the store has no file in any folder, and lives as long as a process has it open. Its handle leads
         to it until this writer is closed, in processes that see this one in /proc and may look into it; others get the
         descriptor by `StoreHandle.send`. Nobody can change its size. No folder bounds it, so a capacity that the host
@@ -368,7 +369,8 @@ class Openable(Closable):
                     if (left := end - time.monotonic()) <= 0:
                         if error._code == native.CREATING:
                             raise diagnostics.creating(chosen, wait) from None
-                        raise
+                        hint = f"user {owner}, whom allow_uid names, creates it"
+                        raise StoreNotFoundError(f"{error.message}, after {wait:g} seconds", hint=hint) from None
                     native.await_creation(chosen, min(left, 1))  # its creator may die meanwhile
                     continue
                 try:

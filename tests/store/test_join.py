@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from shmstore import (
     ObjectStoreWriter,
     StaleRefError,
     StoreFullError,
+    StoreNotFoundError,
     WriterActiveError,
 )
 from shmstore.bindings import inspect as native
@@ -31,7 +33,7 @@ from shmstore.store import orphans
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, store_name
+from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, store_name
 
 SIZE = 900
 OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 16}
@@ -149,6 +151,23 @@ def test_what_is_neither_a_name_nor_a_handle_is_refused_by_its_argument(stores: 
         ObjectStoreWriter.recover(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="handle_or_name must be a str or a StoreHandle"):
         ObjectStoreReader.attach(None)
+
+
+@pytest.mark.parametrize("field", ["store_id", "n_readers"])
+def test_a_handle_of_another_store_is_refused(stores: Stores, field: str) -> None:
+    handle = stores.create(**OPTIONS, n_writers=2).handle
+    other = replace(handle, **{field: getattr(handle, field) + 1})
+    with pytest.raises(StoreNotFoundError if field == "store_id" else LayoutMismatchError):
+        ObjectStoreWriter.join(other)
+    assert 1 == join(stores, handle).index
+
+
+def test_a_forked_child_attaches_another_rank(stores: Stores) -> None:
+    writer = stores.create(capacity=8192, n_readers=2)
+    ref = writer.put("a", 5)
+    reader = stores.attach(writer.handle)
+    assert 5 == in_child(lambda: ObjectStoreReader.attach(writer.handle, 1).get(ref))
+    assert (5, 0) == (reader.get(ref), writer.stats().open_leases)
 
 
 def test_quotas_are_those_of_an_arena(stores: Stores) -> None:

@@ -4,7 +4,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -203,11 +203,11 @@ def test_a_store_of_another_user_is_opened_and_never_made_or_replaced(folder: Pa
         with ObjectStoreWriter.open(name, **given) as writer:
             return writer.recovered + bool(writer.put(f"{os.getpid()}", VALUE))
 
-    def in_vain(error: type[Exception], capacity: int) -> None:
-        with pytest.raises(error):
+    def in_vain(error: type[Exception], capacity: int, names: Iterable[str] = (), hint: Iterable[str] = ()) -> None:
+        with raises(error, names, hint):
             open_it(capacity, allow_uid=OWNER, wait=0.01)
 
-    as_user(MEMBER, lambda: in_vain(StoreNotFoundError, 1 << 16))
+    as_user(MEMBER, lambda: in_vain(StoreNotFoundError, 1 << 16, [name, "0.01 seconds"], [f"user {OWNER}"]))
     assert 1 == as_user(OWNER, open_it)
     assert 2 == as_user(MEMBER, lambda: open_it(allow_uid=OWNER))
     as_user(MEMBER, lambda: in_vain(LayoutMismatchError, 1 << 17))
@@ -322,6 +322,12 @@ def test_a_group_of_others_is_a_typed_error_and_leaves_no_file(folder: Path) -> 
 def test_a_mode_and_a_group_that_no_store_can_have(options: dict[str, Any], error: type[Exception]) -> None:
     with raises(error, list(options)):
         ObjectStoreWriter.create(capacity=4096, n_readers=1, **options)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o400, 0o1660])
+def test_a_refused_mode_is_named_in_octal(mode: int) -> None:
+    with raises(ValueError, [f"{mode:#o}"]):
+        ObjectStoreWriter.create(capacity=4096, n_readers=1, mode=mode)
 
 
 def test_a_member_that_is_early_waits_until_the_store_is_opened_to_it(folder: Path) -> None:
