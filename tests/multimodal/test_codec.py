@@ -90,6 +90,16 @@ def test_a_feature_with_a_reference_in_it_is_not_stored(store: Pair) -> None:
         store[0].put("key", feature)
 
 
+@pytest.mark.parametrize(("name", "wrong"), [("data", 5), ("mm_position", (0, 1))])
+def test_a_feature_that_no_get_could_read_is_not_stored(store: Pair, name: str, wrong: Any) -> None:
+    feature = MultiModalFeatureSpec(item(4), "image", "hash", PlaceholderRange(0, 1))
+    setattr(feature, name, wrong)
+    before = store[0].stats()
+    with raises(TypeError, names=["MultiModalFeatureSpec", name, type(wrong).__name__]):
+        store[0].put("key", feature)
+    assert before == store[0].stats(), "nothing was allocated"
+
+
 def test_a_field_of_ones_own_is_refused_before_anything_is_stored(store: Pair) -> None:
     class Own(MultiModalBatchedField):
         pass

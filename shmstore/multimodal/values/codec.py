@@ -168,6 +168,10 @@ def _by_fields(cls: type[T], **kinds: Any) -> tuple[Callable[[T], Any], Callable
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
     def to_tree(value: T) -> list[Any]:
+        for name, kind in kinds.items():
+            if not isinstance(found := getattr(value, name), kind):
+                wanted = getattr(kind, "__name__", kind)
+                raise TypeError(f"{name} of a {cls.__name__} must be {wanted}, not {kind_of(found)}")
         return [getattr(value, name) for name in names]
 
     def from_tree(tree: Any) -> T:
