@@ -1,6 +1,7 @@
 """Items, fields and positions: a batch is cut into items and joined again."""
 
 import dataclasses
+import pickle
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, cast
@@ -307,6 +308,15 @@ def test_a_mask_says_which_placeholders_are_embeddings(mask: list[int], runs: li
         for end in range(start, 6):
             expected = (sum(mask[:start]), sum(mask[:end]))
             assert expected == place.get_embeds_indices_in_range(start, end)
+
+
+def test_embeddings_are_counted_once_and_the_counts_do_not_travel() -> None:
+    place = PlaceholderRange(2, 5, torch.tensor([False, True, False, True, True]))
+    packed = pickle.dumps(place)
+    assert [0, 1, 1, 2, 3] == place.embeds_cumsum
+    assert place.embeds_cumsum is place.embeds_cumsum
+    assert packed == pickle.dumps(place)
+    assert place == pickle.loads(packed)
 
 
 def test_a_placeholder_is_checked_and_compared() -> None:

@@ -258,8 +258,10 @@ class PlaceholderRange:
 
     def extract_embeds_range(self) -> list[tuple[int, int]]:
         """Return each run of embeddings as (first, last) position in the prompt, both inclusive."""
+        if self.is_embed is None:
+            return [(self.offset, self.offset + self.length - 1)] if self.length else []
         padded = torch.zeros(self.length + 2, dtype=torch.int8)
-        padded[1:-1] = 1 if self.is_embed is None else self.is_embed.to(torch.int8).ne(0)
+        padded[1:-1] = self.is_embed.to(torch.int8).ne(0)
         steps = padded.diff()
         starts = (steps == 1).nonzero().flatten().tolist()
         ends = (steps == -1).nonzero().flatten().tolist()
@@ -274,6 +276,9 @@ class PlaceholderRange:
 
     def __hash__(self) -> int:
         return hash((self.offset, self.length))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # without `embeds_cumsum`, which can be counted again
+        return type(self), (self.offset, self.length, self.is_embed)
 
 
 @dataclasses.dataclass(slots=True)
