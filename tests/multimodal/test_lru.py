@@ -232,6 +232,18 @@ def test_threads_leave_order_sizes_and_hook_consistent() -> None:
     assert set(cache.order) == {key for key in range(40) if key in cache}
 
 
+@pytest.mark.usefixtures("switching_often")
+def test_threads_that_store_a_default_agree_on_one_and_count_no_miss() -> None:
+    cache: LRUCache[int, float] = LRUCache(9999)
+
+    def work(rng: random.Random) -> list[float]:
+        return [cache.setdefault(key, rng.random()) for key in range(2000)]
+
+    first, *others = in_threads(work)
+    assert all(first == other for other in others)
+    assert CacheInfo(2000 * len(others), 2000 * len(others)) == cache.stat()
+
+
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 

@@ -271,6 +271,14 @@ class LRUCache(MutableMapping[K, V]):
                     return key, self.pop(key)
             raise RuntimeError("all entries are pinned (hint: unpin some)") if self else KeyError("the cache is empty")
 
+    def setdefault(self, key: K, default: V) -> V:
+        """Return the value of `key`; if it is absent, store `default` first."""
+        with self._lock:
+            if key not in self:
+                self[key] = default
+                return default
+            return self[key]
+
     def touch(self, key: K) -> None:
         """Mark the entry as just used, without a count; ignore an absent one."""
         with self._lock:
