@@ -96,15 +96,14 @@ class Tables:
         except struct.error:
             raise refusal(lib.SHMS_KV_EARGUMENT) from None
         record: Any = self._requests.get(request_id)
-        is_new = record is None
-        if is_new:
+        if record is None:
             record = self._requests[request_id] = _new(_REQUEST)
         if boundaries:
             record.boundaries = boundaries
         try:
             n = _allocate(self._c, record, self._step, hashes._c, ids, _NULL if counts is None else counts)
         finally:
-            if is_new and not record.table:
+            if not record.table:
                 self._requests.pop(request_id, None)
         if n == FULL:
             return None

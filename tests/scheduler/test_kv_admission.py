@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 from typing import Any
 
 import pytest
 
+from shmstore.bindings import kvcache
 from shmstore.scheduler import KVCacheManager, KVCacheMetricsCollector, Request
+from tests.interrupts import interrupted_at
 from tests.scheduler.helpers import admit, manager, request
 
 
@@ -42,6 +45,18 @@ def test_found_blocks_that_external_tokens_put_behind_the_window_are_not_taken()
     kv.cache_blocks(b, 20)
     assert 20 == kv.estimate_cached_tokens(b)
     kv.check_valid()
+
+
+def test_a_refused_step_after_an_interrupted_free_leaves_no_record_of_the_request() -> None:
+    for number in count(1):
+        kv = two_groups()
+        admit(kv, request("a", range(8)))
+        if not interrupted_at(number, lambda kv=kv: kv._tables.release("a"), kvcache.__file__, only=["release"]):
+            assert number > 1
+            break
+        if "a" not in kv._tables:
+            assert kv.allocate_slots(request("a", range(400)), 400) is None
+            assert not kv._tables._requests, number
 
 
 def test_a_window_keeps_what_a_step_in_flight_still_reads() -> None:
