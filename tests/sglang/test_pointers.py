@@ -29,6 +29,7 @@ IMPORTED = set(sys.modules)
 load_plugins()
 PLUGIN_IMPORTS = set(sys.modules) - IMPORTED
 
+from shmstore.errors import SharedMemoryError  # noqa: E402
 from shmstore.integrations.sglang import pointer  # noqa: E402  what it replaces must be known first
 from shmstore.integrations.sglang.sender import Sender  # noqa: E402
 from tests.sglang.conftest import left_of  # noqa: E402
@@ -228,6 +229,19 @@ def test_a_hop_decodes_a_pointer_without_opening_anything(sender: Any) -> None:
     assert (sent._ref, sent._store, sent.shape, sent.dtype) == (one._ref, one._store, one.shape, one.dtype)
     assert sent._store not in pointer._readers
     assert 1 == sender.writer.stats().open_leases
+
+
+def test_a_tensor_that_cannot_be_mapped_privately_is_copied(sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = pointer.ObjectStoreReader.get
+
+    def unmappable(reader: Any, ref: Any, **options: Any) -> Any:
+        if options.get("private"):
+            raise SharedMemoryError("no room")
+        return get(reader, ref, **options)
+
+    monkeypatch.setattr(pointer.ObjectStoreReader, "get", unmappable)
+    (one,) = pointers_of(msgpack_decode(msgpack_encode(request(tensor := pixels(1)))))
+    assert torch.equal(tensor, one.materialize())
 
 
 @pytest.mark.parametrize("parallel", [{"dp_size": 2}, {"attn_dp_enabled": True}])

@@ -19,7 +19,7 @@ from sglang.srt.managers import mm_utils
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_parallel
 
-from shmstore.errors import ShmStoreError
+from shmstore.errors import SharedMemoryError, ShmStoreError
 from shmstore.integrations.sglang.sender import sender
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
@@ -85,6 +85,8 @@ class ShmPointerMMData(mm_utils.ShmPointerMMData):  # type: ignore[misc]
             return super().materialize()
         try:
             return _reader(self._store).get(self._ref, private=True)
+        except SharedMemoryError:  # it cannot be mapped
+            return _reader(self._store).get(self._ref, copy=True)
         finally:
             self.close_and_unlink()
 
