@@ -199,6 +199,7 @@ def test_an_item_larger_than_the_store_takes_goes_inline_and_the_setting_is_name
                 assert ["inline", "ref"] == kinds(engine.send(big=MIB + 1, small=1))
         assert (0, 4) == (engine.sender.inline_full, engine.sender.inline_too_large)
         assert 3 == sum("shm_max_object_size_mb" in record.message for record in caplog.records)  # 1st, 2nd, 4th
+        assert {int, str} == {type(arg) for record in caplog.records for arg in record.args or ()}, "no item is kept"
         assert not engine.sender.is_cached_item("big")
         engine.sender.clear_cache()
         assert 0 == engine.sender.inline_too_large
