@@ -219,11 +219,11 @@ def test_what_a_batch_has_found_is_sent_even_if_it_goes_while_the_batch_waits(
     assert not sender.is_cached_item("0")
     with ObjectStoreReader.attach(sender.handle) as reader:
         assert all(reader.validate(ref) for ref, _ in outputs[1:] if isinstance(ref, ObjectRef))
-    assert set(sender.writer.keys()) >= {"1", "slow"}
-    sender.release([sent for sent, _ in outputs])
-    with pytest.raises(CacheMissError):
-        sender.get_and_update([None, None], ["0", "1"])
-    assert leases == sender.writer.stats().open_leases
+        assert set(sender.writer.keys()) >= {"1", "slow"}
+        sender.release([sent for sent, _ in outputs])
+        with pytest.raises(CacheMissError):
+            sender.get_and_update([None, None], ["0", "1"])
+        assert leases == sender.writer.stats().open_leases  # before the reader closes, which ends them all
 
 
 def test_close_waits_for_no_other_threads_copy(storing: Storing) -> None:
