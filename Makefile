@@ -46,7 +46,7 @@ test-vllm: $(VLLM_VENV)/.made
 $(VLLM_VENV)/.made: tests/vllm/environment.py pyproject.toml $(SOURCES)
 	$(PYTHON) tests/vllm/environment.py $(VLLM_VENV) $(VLLM)
 
-# In a real SGLang, with an environment of its own; some 3 GB and, once it is there, 6 minutes.
+# In a real SGLang, with an environment of its own of some 3 GB.
 test-sglang: $(SGLANG_VENV)/.made
 	$(SGLANG_VENV)/bin/python -m pytest tests/sglang -o addopts=-ra -p no:cacheprovider --timeout 900 $(ARGS)
 
