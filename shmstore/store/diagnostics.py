@@ -261,6 +261,8 @@ def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:
             )
         if may_allow and os.access(path, os.R_OK | os.W_OK, effective_ids=True):  # else it cannot help
             error.hint += f", or pass allow_uid={seen.st_uid} if you trust whoever may write to it"
+        elif seen.st_mode & 0o060 == 0o060:
+            error.hint += f", or as a member of group {seen.st_gid} (of a pod: supplementalGroups)"
     return error
 
 
@@ -298,10 +300,10 @@ def cannot_open(file: SegmentFile) -> ShmStoreError:
     """Return the error for a file that does not have the layout of a store of this version, or cannot be read."""
     if file.state == "unreadable":
         return another_user(file.place)
-    return LayoutMismatchError(
-        f"{path_of(file.place)}: {file.problem or file.state}",
-        hint=_NEXT.get(file.state, "it cannot be opened; shmstore gc --yes --force NAME removes it"),
-    )
+    hint = _NEXT.get(file.state, "it cannot be opened; shmstore gc --yes --force NAME removes it")
+    if file.place.startswith("/proc/"):
+        hint = "this descriptor is no store's, or is another process's: pass fd=, which handle.send has sent"
+    return LayoutMismatchError(f"{path_of(file.place)}: {file.problem or file.state}", hint=hint)
 
 
 def in_use(name: str, rank: int) -> RankInUseError:

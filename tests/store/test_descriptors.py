@@ -198,7 +198,7 @@ def test_what_is_wrong_with_a_descriptor_is_said(call: Callable[..., Any], store
         file.write(bytes(8192))
         file.flush()
         for no_store in (file.fileno(), reading, writing):
-            with raises(LayoutMismatchError):
+            with raises(LayoutMismatchError, hint=["handle.send"]):
                 call(fd=no_store)
     with raises(TypeError, ["handle_or_name"]):
         call()
