@@ -1,6 +1,7 @@
 """Fixtures for all tests: stores that are closed at the end, and the check that nothing is left behind."""
 
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from tests.support import SHM, Stores, children, segments, store_name
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
 torch.set_num_threads(1)  # forked children have no use for a pool of threads, and two cores are few
 
 
