@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_a_refused_step_after_an_interrupted_free_leaves_no_record_of_the_reques
     for number in count(1):
         kv = two_groups()
         admit(kv, request("a", range(8)))
-        if not interrupted_at(number, lambda kv=kv: kv._tables.release("a"), kvcache.__file__, only=["release"]):
+        if not interrupted_at(number, partial(kv._tables.release, "a"), kvcache.__file__, only=["release"]):
             assert number > 1
             break
         if "a" not in kv._tables:

@@ -29,6 +29,7 @@ IMPORTED = set(sys.modules)
 load_plugins()
 PLUGIN_IMPORTS = set(sys.modules) - IMPORTED
 
+from shmstore import ObjectStoreReader  # noqa: E402
 from shmstore.errors import SharedMemoryError  # noqa: E402
 from shmstore.integrations.sglang import pointer  # noqa: E402  what it replaces must be known first
 from shmstore.integrations.sglang.sender import Sender  # noqa: E402
@@ -232,14 +233,14 @@ def test_a_hop_decodes_a_pointer_without_opening_anything(sender: Any) -> None:
 
 
 def test_a_tensor_that_cannot_be_mapped_privately_is_copied(sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    get = pointer.ObjectStoreReader.get
+    get = ObjectStoreReader.get
 
     def unmappable(reader: Any, ref: Any, **options: Any) -> Any:
         if options.get("private"):
             raise SharedMemoryError("no room")
         return get(reader, ref, **options)
 
-    monkeypatch.setattr(pointer.ObjectStoreReader, "get", unmappable)
+    monkeypatch.setattr(ObjectStoreReader, "get", unmappable)
     (one,) = pointers_of(msgpack_decode(msgpack_encode(request(tensor := pixels(1)))))
     assert torch.equal(tensor, one.materialize())
 
