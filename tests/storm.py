@@ -253,7 +253,7 @@ class Storm:
         return None
 
     def restart(self) -> None:
-        """Kill all, and start them with another capacity, which makes the store anew."""
+        """Kill all, and start them with another capacity, so the store is made again."""
         self.happened["restart"] += 1
         self.kill_all()
         self.life.capacity = self.chance.choice([64, 96, 128]) << 10
