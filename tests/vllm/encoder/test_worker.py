@@ -36,6 +36,10 @@ MIB = 1 / 1024
 Worker = Callable[..., WorkerSide]
 
 
+def settings_of(**options: Any) -> Settings:
+    return Settings(**{"capacity_gb": 4 * MIB, "readers": 4} | options)
+
+
 @pytest.fixture
 def name() -> Iterator[str]:
     name = store_name()
@@ -53,8 +57,7 @@ def make(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
         group = SimpleNamespace(rank_in_group=rank, is_first_rank=first_stage)
         monkeypatch.setattr(worker, "get_tp_group", lambda: group)
         monkeypatch.setattr(worker, "get_pp_group", lambda: group)
-        given: dict[str, Any] = {"store": name, "capacity_gb": 4 * MIB, "readers": 4}
-        made.append(WorkerSide(Settings(**given | options), device, stores=stores))
+        made.append(WorkerSide(settings_of(**{"store": name} | options), device, stores=stores))
         return made[-1]
 
     yield work
@@ -109,7 +112,7 @@ def test_a_store_has_no_entries_for_objects_smaller_than_outputs(make: Worker) -
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which root alone may")
 def test_engines_of_two_users_of_a_group_share_a_store_and_a_third_is_refused() -> None:
     name = store_name()
-    settings = Settings(store=name, capacity_gb=4 * MIB, readers=4, gid=GROUP, allow_uid=OWNER)
+    settings = settings_of(store=name, gid=GROUP, allow_uid=OWNER)
 
     def use() -> int:
         made = worker.open_store(settings)
@@ -132,7 +135,7 @@ def test_an_engine_without_room_says_what_to_set(tmp_path: Path) -> None:
     def open_it() -> None:
         mount_alone("tmpfs", tmp_path, "size=8m")
         with pytest.raises(StoreSpaceError) as caught:
-            worker.open_store(Settings(store="a", capacity_gb=1.0, dir=str(tmp_path)))
+            worker.open_store(settings_of(store="a", capacity_gb=1.0, dir=str(tmp_path)))
         assert 1 << 30 < (caught.value.needed or 0)
         assert all(part in caught.value.hint for part in ("capacity_gb", str(tmp_path), "sizeLimit"))
 
