@@ -16,6 +16,7 @@
 #define SHMS_TEST_ADOPTION_H
 
 #include <pthread.h>
+#include <sched.h>
 
 #include "inspect/inspect.h"
 #include "store/adopt.h"
@@ -350,6 +351,13 @@ static void *keep_leases(void *unused) {
     atomic_store(&heir_done, 1);
     return unused;
 }
+static void join_heir(void) {
+    if (!heir_runs)
+        return;
+    CHECK(pthread_join(heir, NULL) == 0);
+    heir_runs = false;
+    b_still_promises();
+}
 static void b_is_kept(void) { /* its successor keeps the leases, on a thread, because it waits where A is evicting */
     bool evicting = false;
     what_b_promises();
@@ -359,9 +367,11 @@ static void b_is_kept(void) { /* its successor keeps the leases, on a thread, be
     CHECK(pthread_create(&heir, NULL, keep_leases, NULL) == 0);
     for (uint32_t s = 0; a && s < SLOTS; s++)
         evicting |= shms_get(&shms_writer_slot(a, s)->state) == SHMS_EVICTING;
-    while (!atomic_load(&heir_done) &&
-           !(evicting && shms_get(&shms_segment_writer(&a->seg, (uint32_t)!arena_of_a)->adopting)))
-        ;
+    if (!evicting)
+        join_heir();
+    while (heir_runs && !atomic_load(&heir_done) &&
+           !shms_get(&shms_segment_writer(&a->seg, (uint32_t)!arena_of_a)->adopting))
+        sched_yield();
 }
 static void b_is_kept_here(void) { /* with steps of its own */
     what_b_promises();
@@ -369,13 +379,6 @@ static void b_is_kept_here(void) { /* with steps of its own */
     keeps = true;
     join_b();
     keeps = false;
-    b_still_promises();
-}
-static void join_heir(void) {
-    if (!heir_runs)
-        return;
-    CHECK(pthread_join(heir, NULL) == 0);
-    heir_runs = false;
     b_still_promises();
 }
 static void b_closes(void) {
@@ -465,7 +468,7 @@ static void acquire(struct promise *p) {
         late_done = 0;
         CHECK(pthread_create(&late, NULL, acquire_late, NULL) == 0);
         while (!atomic_load(&late_done) && !shms_reader_pins(shms_segment_reader(seg, 0))[parts.slot])
-            ;
+            sched_yield();
         return;
     }
     shms_view *v = view_of(r, p->ref);
