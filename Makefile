@@ -23,7 +23,7 @@ demo-announced:
 test: test-c test-python
 
 test-c:
-	$(MAKE) --no-print-directory -C tests/c check check-asan check-tsan
+	$(MAKE) --no-print-directory -j 2 -C tests/c check check-asan check-tsan
 
 # Tests marked `alone` look at what any other may make. ARGS may leave one of the two runs without tests (status 5).
 test-python: $(VENV)/.dev $(VENV)/.demo $(VENV)/.built
