@@ -1,8 +1,6 @@
 """The demo: the main job on real photographs, with each kind of cache between the processes, side by side.
 
-    images      the photographs and their pixels
-    processing  a photograph -> its hash, and by a real image processor an item and its prompt updates
-    memory      the memory that a process has resident; shared pages are counted once
+    processing  the photographs; a photograph -> its hash, and by a real image processor an item and its prompt updates
     messages    the messages between the processes, and the pipes that carry them
     modes       `none`, `lru`, `shm`: a configuration each
     records     the settings of a run, and its figures

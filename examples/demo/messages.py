@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection
-from typing import Any, cast
+from typing import Any
 
-from examples.demo.images import ImageError
-from examples.demo.memory import Memory, resident_memory
 from shmstore import StoreHandle
-from shmstore.multimodal import MultiModalCacheConfig, MultiModalFeatureSpec
+from shmstore.multimodal import MultiModalCacheConfig
 
 
 class PeerLostError(Exception):
@@ -32,8 +30,6 @@ class Signal(Enum):
     """Worker to API: this rank has its cache."""
     STEP_END = auto()
     """API to workers: check and drop the items of this step, then answer with a list of `Taken`."""
-    ACCOUNT = auto()
-    """API to engine and workers: answer with a `Tally`."""
     FINISH = auto()
     """API to engine and workers: this is the last message."""
 
@@ -68,42 +64,24 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What one process has moved so far, and its memory."""
-
-    process: str
-    copied: int
-    """Bytes copied into or out of a pipe, the store, or a pickle."""
-    piped: int
-    """The bytes of these that were written to pipes."""
-    memory: Memory
-
-
-@dataclass(frozen=True)
 class Progress:
     """API to supervisor: how far it is. `stage` is "processing" or "sending"."""
 
     stage: str
     done: int
     total: int
+    first: bool
+    """Whether it is the first one of this stage."""
 
 
 @dataclass(frozen=True)
 class Halfway:
-    """API to supervisor: half of the requests are answered, and this process is to be killed."""
+    """API to supervisor, which kills it and passes this on to the next: half of the requests are answered."""
 
     known: tuple[tuple[str, bytes, int], ...]
     """Hash, digest and size of each image's item, so that the next API process need not process it to check it."""
-
-
-@dataclass(frozen=True)
-class Killed:
-    """Supervisor to the API process that it starts after a kill."""
-
-    at_ns: int
+    killed_ns: int = 0
     """`time.monotonic_ns` of the kill."""
-    known: tuple[tuple[str, bytes, int], ...]
-    """As in `Halfway`."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +89,10 @@ class Failure:
     """Any process to supervisor: why it is about to end."""
 
     text: str
-    usage: bool
-    """Whether the input is to blame, not the run."""
 
 
 class Link:
-    """Both directions between two processes; it counts the bytes that it moves.
+    """Both directions between two processes.
 
     Raises `PeerLostError` if the process at the other end is gone.
     """
@@ -124,8 +100,6 @@ class Link:
     def __init__(self, incoming: Connection, outgoing: Connection) -> None:
         self.incoming = incoming
         self._outgoing = outgoing
-        self.sent = 0
-        self.received = 0
 
     def send(self, message: object) -> None:
         """Send a small value."""
@@ -141,46 +115,18 @@ class Link:
             self._outgoing.send_bytes(payload)
         except OSError as error:
             raise PeerLostError from error
-        self.sent += len(payload)
 
     def receive_bytes(self) -> bytes:
         """Wait for the next message and return it as raw bytes."""
         try:
-            payload = self.incoming.recv_bytes()
+            return self.incoming.recv_bytes()
         except (EOFError, OSError) as error:
             raise PeerLostError from error
-        self.received += len(payload)
-        return payload
 
     def close(self) -> None:
         """Close both directions, which the other end notices."""
         self.incoming.close()
         self._outgoing.close()
-
-
-class FeatureCodec:
-    """Turns the features of a request into bytes for a pipe and back; it counts the bytes."""
-
-    def __init__(self) -> None:
-        self.copied = 0
-
-    def encode(self, features: list[MultiModalFeatureSpec]) -> bytes:
-        """Return the features pickled, with the tensors that are still in them."""
-        payload = pickle.dumps(features, pickle.HIGHEST_PROTOCOL)
-        self.copied += len(payload)
-        return payload
-
-    def decode(self, payload: bytes) -> list[MultiModalFeatureSpec]:
-        """Return the features."""
-        self.copied += len(payload)
-        return cast(list[MultiModalFeatureSpec], pickle.loads(payload))
-
-
-def tally(process: str, links: Sequence[Link], codec: FeatureCodec, stored: int = 0) -> Tally:
-    """Return the tally of this process: the bytes of its links and codec, and those that it stored."""
-    sent = sum(link.sent for link in links)
-    received = sum(link.received for link in links)
-    return Tally(process, sent + received + codec.copied + stored, sent, resident_memory())
 
 
 def guarded(status: Connection, body: Callable[[], None]) -> None:
@@ -193,7 +139,6 @@ def guarded(status: Connection, body: Callable[[], None]) -> None:
     except PeerLostError:
         return
     except Exception as error:
-        text = str(error) if isinstance(error, ImageError) else f"{type(error).__name__}: {error}"
         with suppress(PeerLostError):
-            Link(status, status).send(Failure(text, usage=isinstance(error, ImageError)))
+            Link(status, status).send(Failure(f"{type(error).__name__}: {error}"))
         sys.exit(1)

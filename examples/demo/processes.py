@@ -7,26 +7,16 @@ ends them all. The API process closes and unlinks the store on its way out.
 
 from __future__ import annotations
 
+import pickle
 import time
 from contextlib import nullcontext
 from multiprocessing.connection import Connection, wait
-from typing import cast
+from typing import Any, cast
 
-from examples.demo.messages import (
-    FeatureCodec,
-    Link,
-    Opening,
-    Request,
-    Signal,
-    Taken,
-    guarded,
-    tally,
-)
+from examples.demo.messages import Link, Opening, Request, Signal, Taken, guarded
 from examples.demo.processing import item_digest
 from shmstore.multimodal import (
     BaseMultiModalReceiverCache,
-    MultiModalFeatureSpec,
-    MultiModalKwargsItem,
     engine_receiver_cache_from_config,
     worker_receiver_cache_from_config,
 )
@@ -42,7 +32,6 @@ class _Engine:
         self._workers = workers
         self._api = api
         self._cache: BaseMultiModalReceiverCache | None = None
-        self._codec = FeatureCodec()
 
     def run(self) -> None:
         by_connection = {worker.incoming: worker for worker in self._workers}
@@ -60,8 +49,6 @@ class _Engine:
         self._tell_workers(message)
         if isinstance(message, Opening):
             self._cache = engine_receiver_cache_from_config(message.config)
-        elif message is Signal.ACCOUNT:
-            self._api.send(tally("engine", (self._api, *self._workers), self._codec))
         return message
 
     def _tell_workers(self, message: object, payload: bytes | None = None) -> None:
@@ -74,9 +61,9 @@ class _Engine:
         """Return the workers' payload, which is `payload` itself without a cache."""
         if self._cache is None:
             return payload
-        features = self._codec.decode(payload)
+        features = pickle.loads(payload)
         self._cache.get_and_update_features(features)
-        return self._codec.encode(features)
+        return pickle.dumps(features, pickle.HIGHEST_PROTOCOL)
 
 
 def worker_process(rank: int, engine: Link, status: Connection) -> None:
@@ -87,44 +74,20 @@ def worker_process(rank: int, engine: Link, status: Connection) -> None:
         cache = worker_receiver_cache_from_config(opening.config, rank, opening.handle)
         with cache or nullcontext():
             engine.send(Signal.READY)
-            _Worker(rank, engine, cache).run()
+            _take_all(engine, cache)
 
     guarded(status, body)
 
 
-class _Worker:
-    def __init__(self, rank: int, engine: Link, cache: BaseMultiModalReceiverCache | None) -> None:
-        self._rank = rank
-        self._engine = engine
-        self._cache = cache
-        self._codec = FeatureCodec()
-        self._taken: list[tuple[Request, MultiModalKwargsItem, int]] = []
-
-    def run(self) -> None:
-        while (message := self._engine.receive()) is not Signal.FINISH:
-            if isinstance(message, Request):
-                self._take(message)
-            elif message is Signal.STEP_END:
-                self._engine.send(self._checked())
-            elif message is Signal.ACCOUNT:
-                self._engine.send(tally(f"worker {self._rank}", (self._engine,), self._codec))
-
-    def _take(self, request: Request) -> None:
-        features = self._codec.decode(self._engine.receive_bytes())
-        if self._cache is not None:
-            self._cache.get_and_update_features(features)
-        self._taken.append((request, _item(features), time.monotonic_ns()))
-
-    def _checked(self) -> list[Taken]:
-        """Return the report of the step, with its views dropped: its reader may count on their room."""
-        report = [Taken(request.number, at, item_digest(item) == request.digest) for request, item, at in self._taken]
-        self._taken.clear()
-        return report
-
-
-def _item(features: list[MultiModalFeatureSpec]) -> MultiModalKwargsItem:
-    """Return the only item of a request."""
-    (feature,) = features
-    if not isinstance(feature.data, MultiModalKwargsItem):
-        raise TypeError(f"expected an item, got {feature.data!r}")
-    return feature.data
+def _take_all(engine: Link, cache: BaseMultiModalReceiverCache | None) -> None:
+    step: list[tuple[Request, Any, int]] = []
+    while (message := engine.receive()) is not Signal.FINISH:
+        if isinstance(message, Request):
+            features = pickle.loads(engine.receive_bytes())
+            if cache is not None:
+                cache.get_and_update_features(features)
+            step.append((message, features[0].data, time.monotonic_ns()))
+        elif message is Signal.STEP_END:
+            taken = [Taken(sent.number, at, item_digest(item) == sent.digest) for sent, item, at in step]
+            step.clear()  # the views first: its reader may count on their room
+            engine.send(taken)

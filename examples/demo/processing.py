@@ -1,5 +1,7 @@
 """From a photograph to an item: a content hash, a real Hugging Face image processor, a digest.
 
+The photographs are those in the wheels of scikit-image and scikit-learn, whose files are found without an import.
+
 Qwen2-VL's processor is built from its class and its defaults, without weights, files or network. The demo uses its
 variant on Pillow and numpy, which does not need torchvision.
 """
@@ -7,7 +9,7 @@ variant on Pillow and numpy, which does not need torchvision.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from examples.demo.images import ImageError, load_image
 from shmstore.multimodal import (
     MultiModalFieldConfig,
     MultiModalKwargsItem,
@@ -28,8 +29,14 @@ from shmstore.multimodal import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PROCESSING_PACKAGES = ("transformers", "PIL")
-"""Import names of the packages that `PhotographSource` needs."""
+# Photographs only: the other image files of these packages are drawings, masks and test patterns.
+_SHIPPED = {
+    "skimage": "data/{}.png astronaut brick camera cell chelsea clock_motion coffee coins grass gravel ihc moon "
+    "motorcycle_left motorcycle_right",
+    "sklearn": "datasets/images/{}.jpg china flower",
+}
+PACKAGES = ("transformers", "PIL", *_SHIPPED)
+"""Import names of the packages that the demo needs."""
 
 PLACEHOLDER = "<|image_pad|>"
 PLACEHOLDER_ID = 151_655
@@ -50,7 +57,7 @@ class Picture(Protocol):
         ...
 
     def mm_hash(self) -> str:
-        """Return the content hash of the image and the processor's configuration; equal hashes mean equal items."""
+        """Return the content hash of the image and the processor's configuration."""
         ...
 
     def process(self) -> Processed:
@@ -80,12 +87,8 @@ class Photograph:
         return hash_item(self.image, processor=type(self.processor).__name__, config=self.processor.to_json_string())
 
     def process(self) -> Processed:
-        """Return `pixel_values` (patches, 1176) float32 and `image_grid_thw` (3,) int64; raises `ImageError`."""
-        try:
-            features = self.processor(images=[self.image], return_tensors="pt")
-        except ValueError as error:  # one side is more than 200 times the other, for example
-            raise ImageError(f"{self.path}: {error}") from None
-        return processed(features)
+        """Return `pixel_values` (patches, 1176) float32 and `image_grid_thw` (3,) int64."""
+        return processed(self.processor(images=[self.image], return_tensors="pt"))
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,26 @@ class PhotographSource:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[Photograph]:
-        """Yield each file's image; raise `ImageError` for a file that cannot be read."""
+        """Yield each file's image."""
+        from PIL import Image  # only the demo extra installs it
+
         processor = load_processor()
         for path in self.paths:
-            yield Photograph(path, load_image(path), processor)
+            with Image.open(path) as image:
+                yield Photograph(path, image.convert("RGB"), processor)
+
+
+def shipped_photographs() -> tuple[Path, ...]:
+    """Return the paths of the photographs inside the installed scikit-image and scikit-learn, in a fixed order."""
+    found = []
+    for package, listed in _SHIPPED.items():
+        place, *names = listed.split()
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        paths = [Path(spec.origin).parent / place.format(name) for name in names]
+        found += [path for path in paths if path.is_file()]
+    return tuple(found)
 
 
 def load_processor() -> Any:
@@ -121,8 +140,7 @@ def processed(features: Mapping[str, torch.Tensor]) -> Processed:
         "image_grid_thw": MultiModalFieldConfig.batched("image"),
     }
     (item,) = MultiModalKwargsItems.from_hf_inputs(features, fields).require_data()["image"]
-    if item is None:
-        raise TypeError("unreachable: require_data accepts no None")
+    assert item is not None  # require_data has seen to it
     content = [PLACEHOLDER_ID] * (patches // MERGED_PATCHES)
     return item, [ResolvedPromptUpdate("image", 0, "replace", PLACEHOLDER, content)]
 

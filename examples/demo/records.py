@@ -5,14 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from examples.demo.memory import Memory
-
-SHARE_OF_DATA = 0.6
-"""The default capacity, as a share of the bytes of all distinct items; it is too small for them by design."""
-MEGABYTE = 1_000_000
-MAX_WORKERS = 64
-"""A store allows more, but here each worker is a process with its own interpreter and torch, some 150 MB."""
-
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -23,8 +15,6 @@ class RunSettings:
     """Bytes of items that each mode may keep; None: see `default_capacity`."""
     rounds: int = 5
     """Number of times that each image is requested."""
-    seed: int = 0
-    """Seed of the order of the requests."""
     in_flight: int = 4
     """Requests of one step; all of them are sent before the first one is reported."""
     kill: bool = False
@@ -38,18 +28,10 @@ class ModeFigures:
     requests: int
     items_per_s: float
     """Requests per second of transport, which excludes processing and checking."""
-    megabytes_per_s: float
-    """10^6 bytes of tensors per second of transport; an item counts once, however many workers get it."""
     latency_median_us: float
     """From the lookup in the API process's cache until the last worker has the tensors."""
-    latency_p99_us: float
     hit_ratio: float
     """Hit ratio of the API process's cache; a hit needs no processing."""
-    hits: int
-    bytes_piped: int
-    """Bytes that all processes wrote to pipes."""
-    bytes_copied: int
-    """Bytes that all processes copied into and out of pipes, the store, and pickles."""
     sent_inline: int
     """Items that found no room in the store and travelled through the pipes instead."""
     checked: int
@@ -59,12 +41,8 @@ class ModeFigures:
     mismatched_names: tuple[str, ...]
     processed: int
     """Requests for which the image processor ran, because their item was not cached."""
-    processing_ms: float
-    """Mean time of the image processor, 0 if it did not run; transport excludes it."""
     total_s: float
     """Wall time of all requests, with processing and checking."""
-    memory: dict[str, Memory]
-    """The memory of each process after the last request: "API", "engine", "worker 0", ..."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +51,6 @@ class Restart:
 
     opened_s: float
     """From the kill until the API process had opened the store."""
-    opening_ms: float
-    """How much of that time `processor_cache_from_config` took."""
     answered_s: float
     """From the kill until each worker had the item of the first request."""
     recovered: int

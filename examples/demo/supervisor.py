@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.api import api_process
-from examples.demo.images import ImageError
-from examples.demo.messages import Failure, Halfway, Killed, Link, Progress
-from examples.demo.modes import MODES
+from examples.demo.messages import Failure, Halfway, Link, Progress
 from examples.demo.processes import engine_process, worker_process
 from examples.demo.processing import PictureSource
 from examples.demo.records import DemoReport, RunSettings
@@ -35,8 +33,6 @@ from examples.demo.records import DemoReport, RunSettings
 CONTEXT: Any = multiprocessing.get_context("spawn")
 """Starts the processes."""
 SHM = Path("/dev/shm")
-GRACE_S = 30.0
-"""Seconds from asking a process to end until it is killed."""
 
 
 class DemoError(RuntimeError):
@@ -66,33 +62,29 @@ class Child:
 def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: Observer) -> DemoReport:
     """Run one mode from start to end in its own processes, and return its figures.
 
-    Raises `DemoError` if a process failed or died, and `ImageError` if the images are to blame. When it returns or
-    raises, all its processes are reaped and its segment is gone.
+    Raises `DemoError` if a process failed or died. When it returns or raises, all its processes are reaped and its
+    segment is gone.
     """
     store_name = f"shmstore-demo-{os.getpid()}-{secrets.token_hex(4)}"
     children: list[Child] = []
-    killed: Killed | None = None
+    killed: Halfway | None = None
     clean = False
     try:
         while True:  # twice if a process is to be killed
             with interrupts_held_back():
-                try:
-                    _start(mode, settings, source, store_name, killed, children)
-                except OSError as error:  # no more processes or file descriptors, for example
-                    raise DemoError(f"the processes could not be started: {error} (use fewer --workers)") from error
+                _start(mode, settings, source, store_name, killed, children)
             observer.started(mode, {child.name: child.process.pid or 0 for child in children})
             outcome = _watch(mode, children, observer)
             if isinstance(outcome, DemoReport):
                 clean = True
                 return outcome
-            killed = Killed(time.monotonic_ns(), outcome.known)
+            killed = Halfway(outcome.known, time.monotonic_ns())
             children[0].process.kill()
             end_all(children, in_order=True)  # the others end because their peer is gone
     finally:
         with interrupts_held_back():  # a second Ctrl-C must not interrupt this
             end_all(children, in_order=clean)
-            if MODES[mode].keeps_segment:  # there is one if the API process was killed; nobody is left to use it
-                (SHM / store_name).unlink(missing_ok=True)
+            (SHM / store_name).unlink(missing_ok=True)  # of an API process that was killed
 
 
 @contextmanager
@@ -114,7 +106,7 @@ def _start(
     settings: RunSettings,
     source: PictureSource,
     store_name: str,
-    killed: Killed | None,
+    killed: Halfway | None,
     children: list[Child],
 ) -> None:
     """Start API, engine and workers, and append each to `children` as soon as it runs."""
@@ -129,8 +121,7 @@ def _start(
     try:
         api_side, engine_to_api = link_pair()
         worker_links = [link_pair() for _ in range(settings.workers)]
-        stat = os.statvfs(SHM)
-        api_arguments = (mode, settings, source, store_name, stat.f_bavail * stat.f_frsize, killed, api_side)
+        api_arguments = (mode, settings, source, store_name, killed, api_side)
         start_one("the API process", api_process, api_arguments, children)
         engine_arguments = (tuple(mine for mine, _ in worker_links), engine_to_api)
         start_one("the engine process", engine_process, engine_arguments, children)
@@ -144,14 +135,9 @@ def _start(
 def start_one(name: str, target: Any, arguments: tuple[Any, ...], children: list[Child]) -> None:
     """Start a process with these arguments and its end of a status pipe, and append it to `children`."""
     status, childs_end = CONTEXT.Pipe(duplex=False)
-    try:
-        process = CONTEXT.Process(target=target, args=(*arguments, childs_end), name=f"demo: {name}")
-        process.start()
-    except BaseException:
-        status.close()
-        raise
-    finally:
-        childs_end.close()
+    process = CONTEXT.Process(target=target, args=(*arguments, childs_end), name=f"demo: {name}")
+    process.start()
+    childs_end.close()
     children.append(Child(name, process, status))
 
 
@@ -165,12 +151,14 @@ def _watch(mode: str, children: list[Child], observer: Observer) -> DemoReport |
         for handle in wait(list(by_handle)):
             child = by_handle[handle]
             if handle is child.status:
-                message = next_message(child.status)
-                if message is None:
+                try:
+                    message = child.status.recv()
+                except (EOFError, OSError):  # it has closed its end
                     del by_handle[handle]
-                elif isinstance(message, Failure):
-                    raise ImageError(message.text) if message.usage else DemoError(f"{child.name}: {message.text}")
-                elif isinstance(message, Progress):
+                    continue
+                if isinstance(message, Failure):
+                    raise DemoError(f"{child.name}: {message.text}")
+                if isinstance(message, Progress):
                     observer.progressed(mode, message)
                 elif isinstance(message, Halfway):
                     return message
@@ -179,39 +167,21 @@ def _watch(mode: str, children: list[Child], observer: Observer) -> DemoReport |
             elif child.status not in by_handle:  # its messages come first
                 child.process.join()
                 del by_handle[handle]
-                if child.process.exitcode != 0:
-                    raise DemoError(f"{child.name} (pid {child.process.pid}) {how_it_ended(child.process)}")
+                if code := child.process.exitcode:
+                    end = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+                    raise DemoError(f"{child.name} (pid {child.process.pid}) {end}")
     if report is None:
         raise DemoError("every process ended normally, but the API process sent no figures")
     return report
 
 
-def next_message(status: Connection) -> Any:
-    """Return the next message of the process, or None if it has closed its end."""
-    try:
-        return status.recv()
-    except (EOFError, OSError):
-        return None
-
-
-def how_it_ended(process: BaseProcess) -> str:
-    """Return the end of a sentence about a process that has ended."""
-    code = process.exitcode or 0
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-
-
 def end_all(children: list[Child], *, in_order: bool) -> None:
-    """Reap every process and forget it; unless the run ended in order, first ask them to end."""
+    """Reap every process and forget it; unless the run ended in order, kill it first."""
     if not in_order:
         for child in children:
-            child.process.terminate()
-    deadline = time.monotonic() + GRACE_S
-    while children:
-        child = children[0]
-        child.process.join(max(0.0, deadline - time.monotonic()))
-        if child.process.exitcode is None:
             child.process.kill()
-            child.process.join()
-        del children[0]  # first: after an interrupt this is called again
+    while children:
+        children[0].process.join()
+        child = children.pop(0)
         child.process.close()
         child.status.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import parent_process
@@ -20,7 +19,6 @@ class RandomPicture:
 
     number: int
     rows: int
-    process_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -30,7 +28,6 @@ class RandomPicture:
         return f"{self.number:064x}"
 
     def process(self) -> Processed:
-        time.sleep(self.process_s)
         generator = torch.Generator().manual_seed(self.number)
         features = {
             "pixel_values": torch.rand(self.rows, 1176, generator=generator),
@@ -41,17 +38,16 @@ class RandomPicture:
 
 @dataclass(frozen=True)
 class RandomItems:
-    """Pictures with `rows` of 1176 float32 each, which take `process_s` to process."""
+    """Pictures with `rows` of 1176 float32 each."""
 
     rows: tuple[int, ...]
-    process_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Picture]:
         for number, rows in enumerate(self.rows):
-            yield RandomPicture(number, rows, self.process_s)
+            yield RandomPicture(number, rows)
 
 
 @dataclass(frozen=True)
@@ -110,15 +106,3 @@ class LosesTheStore(RandomItems):
         for left in Path("/dev/shm").glob(f"shmstore-demo-{supervisor.pid}-*"):
             left.unlink()
         yield from super().__iter__()
-
-
-@dataclass(frozen=True)
-class StuckProcessor:
-    """The processor never comes back from its second image."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __iter__(self) -> Iterator[Picture]:
-        yield from RandomItems(rows=(1,))
-        yield RandomPicture(1, 1, process_s=3600)
