@@ -32,10 +32,8 @@ from shmstore.cli.commands.tables import (
     kinds_table,
     make_console,
     make_fitting_table,
-    make_picture,
     make_table,
     readers_table,
-    save_picture,
     writers_table,
 )
 from shmstore.errors import listed
@@ -293,9 +291,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor", metavar="PATH", help="tensor to copy to --out; PATH as in its tree, . for an array")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
     parser.add_argument("--all", action="store_true", help="all ranks, objects and leases, not only some")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--svg", metavar="FILE", help="write the output as a picture, for a ticket")
-    add_json(form)
+    add_json(parser)
 
 
 def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, console: Console) -> None:
@@ -322,7 +318,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return complain("dump", "--tensor needs --out, and --key or --object", EXIT_USAGE)
     if arguments.namespace is not None and arguments.key is None:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)
-    console = make_picture() if arguments.svg else make_console()
+    console = make_console()
     damaged: dict[int, str] = {}
     with StoreInspector.open(arguments.name, arguments.dir) as inspector:
         if one:
@@ -338,9 +334,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 draw_snapshot(console, snapshot, arguments.all, list(damaged.values()))
             if others and not arguments.json:
                 console.print(f"of another PID namespace: process {listed(others)}", style="dim")
-    if arguments.svg:
-        save_picture(console, arguments.svg, f"dump {arguments.name}")
-    for text in damaged.values():  # the first: all are in the picture
+    for text in damaged.values():  # the first: all are on the screen
         return complain("dump", f"{arguments.name}: {text}")
     return EXIT_OK
 
