@@ -1,16 +1,12 @@
-"""An object's metadata as a tree of shapes and dtypes, without its tensors; and one tensor of it as an array."""
+"""An object's metadata as a tree of shapes and dtypes, without its tensors."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
-import numpy as np
 
-from shmstore.errors import CorruptStoreError, ObjectNotFoundError, cut, listed, shown
-from shmstore.inspect.inspector import StoreInspector
-from shmstore.inspect.records import SlotInfo
+from shmstore.errors import CorruptStoreError, cut, shown
 from shmstore.serde.dtypes import carrier_of, numpy_dtype_from_wire
 from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE, parse
 
@@ -23,7 +19,7 @@ class TreeNode:
     """One node of a stored value."""
 
     path: str
-    """The steps from the root, joined by slashes, as `shmstore dump --tensor` takes them; "." is the root."""
+    """The steps from the root, joined by slashes; "." is the root."""
     kind: str
     """"tensor", "array", "dict", "list", "tuple", "value", or the name of a registered type."""
     text: str
@@ -35,14 +31,6 @@ class TreeNode:
     nbytes: int
     """The bytes of a leaf, or of all leaves in a container."""
     children: "tuple[TreeNode, ...]"
-    carrier: "np.dtype[Any] | None" = None
-    """The numpy dtype of a leaf's bytes, or an integer of the same size if numpy lacks the dtype."""
-
-    def walk(self) -> "Iterator[TreeNode]":
-        """Yield this node and all nodes below it."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
 
 
 def _wrong(what: str) -> CorruptStoreError:
@@ -113,46 +101,28 @@ def _key(key: Any) -> str:
     return _short(key[1:] if type(key) is tuple and key and key[0] == TUPLE else key)
 
 
-def _dtype(node: tuple[Any, ...]) -> "tuple[str, np.dtype[Any]]":
-    """Return the name of a leaf's dtype and the numpy dtype that carries its bits."""
+def _dtype(node: tuple[Any, ...]) -> tuple[str, int]:
+    """Return the name of a leaf's dtype and its size."""
     if node[0] == TENSOR:
         carrier = carrier_of(node[1]) if type(node[1]) is str else None
         if carrier is None:
             raise _wrong(f"holds a tensor of unknown dtype {shown(node[1])}")
-        return node[1], carrier
+        return node[1], carrier.itemsize
     try:
         dtype = numpy_dtype_from_wire(node[1])
     except ValueError as error:
         raise _wrong(f"holds an array with an invalid dtype: {cut(error)}") from error
-    return str(dtype), dtype
+    return str(dtype), dtype.itemsize
 
 
 def _leaf(node: tuple[Any, ...], path: str, payload_bytes: int) -> TreeNode:
     if len(node) < 3:
         raise _wrong("holds a malformed tensor")
-    name, dtype = _dtype(node)
+    name, itemsize = _dtype(node)
     offset, shape = node[2], node[3:]
     if type(offset) is not int or offset < 0 or not all(type(d) is int and 0 <= d <= MAX_NBYTES for d in shape):
         raise _wrong("holds a place or a shape out of range")
-    nbytes = math.prod(shape) * dtype.itemsize
+    nbytes = math.prod(shape) * itemsize
     if nbytes and offset + nbytes > payload_bytes:
         raise _wrong(f"places {cut(path)} outside the payload")
-    return TreeNode(path, "tensor" if node[0] == TENSOR else "array", name, shape, offset, nbytes, (), dtype)
-
-
-def load_tensor(inspector: StoreInspector, slot: SlotInfo, path: str) -> "np.ndarray[Any, np.dtype[Any]]":
-    """Return a private copy of the tensor or array at `path`, as `TreeNode.path` names it.
-
-    A torch dtype that numpy lacks becomes an integer of its size with the same bits. Raises ObjectNotFoundError if the
-    path has no tensor or several tensors, and StaleRefError if the object is gone.
-    """
-    meta = inspector.metadata(slot)
-    leaves = [node for node in parse_tree(meta, slot.payload_bytes).walk() if node.shape is not None]
-    found = [node for node in leaves if node.path == path]
-    if len(found) != 1:
-        problem = "several tensors have the path" if found else "there is no tensor at"
-        there = listed(node.path for node in leaves)
-        raise ObjectNotFoundError(f"{problem} {shown(path)}", hint=f"pass one of these paths: {there}")
-    leaf = found[0]
-    data = inspector.payload(slot, leaf.offset or 0, leaf.nbytes) if leaf.nbytes else bytearray()
-    return np.ndarray(leaf.shape or (), leaf.carrier, data)
+    return TreeNode(path, "tensor" if node[0] == TENSOR else "array", name, shape, offset, nbytes, ())

@@ -3,10 +3,8 @@
 import argparse
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -41,7 +39,7 @@ from shmstore.files import of_other_namespaces
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import LeaseInfo, SlotInfo, StoreFacts, StoreSnapshot
 from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of, ring_map
-from shmstore.inspect.tree import TreeNode, load_tensor, parse_tree
+from shmstore.inspect.tree import TreeNode, parse_tree
 from shmstore.inspect.verify import damage
 from shmstore.places import place_of
 from shmstore.store.stats import MORE_HITS
@@ -288,23 +286,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--key", metavar="K", help="only the object with this key, and its tree of shapes and dtypes")
     which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its tree")
     parser.add_argument("--namespace", metavar="S", help="namespace of --key, if it has one")
-    parser.add_argument("--tensor", metavar="PATH", help="tensor to copy to --out; PATH as in its tree, . for an array")
-    parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
     parser.add_argument("--all", action="store_true", help="all ranks, objects and leases, not only some")
     add_json(parser)
 
 
 def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, console: Console) -> None:
     slot = inspector.find(key=arguments.key, object_id=arguments.object, namespace=arguments.namespace)
-    if arguments.tensor is not None:
-        array = load_tensor(inspector, slot, arguments.tensor)
-        with open(arguments.out, "wb") as file:  # np.save would append .npy to a name
-            np.save(file, array, allow_pickle=False)
-        if arguments.json:
-            print_json({"ok": True, "file": str(arguments.out), "shape": array.shape, "dtype": str(array.dtype)})
-        else:
-            print(f"{arguments.out}: {array.dtype} {array.shape}, object {slot.object_id}")
-        return
     tree = parse_tree(inspector.metadata(slot), slot.payload_bytes)
     if arguments.json:
         print_json({"ok": True, "object": slot, "tree": _node_json(tree)})
@@ -314,8 +301,6 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
 
 def _run(arguments: argparse.Namespace) -> int:
     one = arguments.key is not None or arguments.object is not None
-    if (arguments.tensor is None) != (arguments.out is None) or (arguments.tensor is not None and not one):
-        return complain("dump", "--tensor needs --out, and --key or --object", EXIT_USAGE)
     if arguments.namespace is not None and arguments.key is None:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)
     console = make_console()
@@ -342,7 +327,7 @@ def _run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="dump",
     summary="show a store: superblock, ring, holders, readers, objects and leases; or one object's tree",
-    example="shmstore dump mm-cache --object 17 --tensor pixel_values --out pixels.npy",
+    example="shmstore dump mm-cache --object 17",
     add_arguments=_add_arguments,
     run=_run,
 )
