@@ -189,8 +189,6 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number, or 0 for NULL */
 const char *shms_reader_path(const shms_reader *r);
 uint64_t shms_reader_writer_epoch(const shms_reader *r); /* 1 + number of takeovers; 0 for NULL */
-/* The writer's epoch, if it has grown since the last call or the attachment; else 0. Each epoch comes once. */
-uint64_t shms_reader_took_over(shms_reader *r);
 int shms_reader_named(const shms_reader *r); /* 1: the name still names this store; 0: it was removed */
 /* An arena's data: its address, and its size; 0 if it has never been taken. Address 0: no such arena, or a closed reader. */
 uint64_t shms_reader_data(const shms_reader *r, uint32_t arena, uint64_t *size);

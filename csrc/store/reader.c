@@ -25,7 +25,6 @@ struct shms_reader {
     uint32_t rank;
     bool finds;
     _Atomic int closed;
-    _Atomic uint64_t writer_epoch; /* the last that shms_reader_took_over has returned */
     _Atomic uint64_t live; /* views, plus calls in progress */
     /* the handle, plus views; the last one frees, because a garbage collector releases them in any order */
     _Atomic uint64_t refs;
@@ -37,7 +36,6 @@ static int take_rank(struct shms_reader *r) {
     if (rc)
         return rc;
     r->table = shms_segment_reader(&r->seg, r->rank);
-    atomic_store(&r->writer_epoch, shms_reader_writer_epoch(r));
     r->index = shms_index_shape((uint32_t)r->seg.layout.max_objects, r->seg.sb->secret);
     shms_reader_table_attach(r->table, &r->seg.layout, r->seg.writer, r->rank, r->finds, (uint64_t)getpid(),
                              shms_clock_ns(CLOCK_REALTIME));
@@ -360,11 +358,6 @@ uint64_t shms_reader_writer_epoch(const shms_reader *r) {
         takeovers += epoch ? epoch - 1 : 0; /* 0: nobody has joined there yet */
     }
     return r ? 1 + takeovers : 0;
-}
-
-uint64_t shms_reader_took_over(shms_reader *r) {
-    uint64_t now = shms_reader_writer_epoch(r), seen = r ? atomic_load(&r->writer_epoch) : 0;
-    return now > seen && atomic_compare_exchange_strong(&r->writer_epoch, &seen, now) ? now : 0;
 }
 
 int shms_reader_named(const shms_reader *r) { return r ? shms_segment_named(&r->seg) : SHMS_ECLOSED; }

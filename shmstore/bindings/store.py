@@ -525,10 +525,6 @@ class Reader:
         """Return the writer's epoch: 1, and one more for each takeover."""
         return require(lib.shms_reader_writer_epoch(self._r)) or fail(lib.SHMS_ECLOSED)
 
-    def took_over(self) -> int:
-        """Return the writer's epoch if it has grown since the last call or the attachment, else 0."""
-        return int(lib.shms_reader_took_over(self._r))
-
     def named(self) -> bool:
         """Return whether the name still names this segment."""
         return require(lib.shms_reader_named(self._r)) == 1

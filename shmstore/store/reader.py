@@ -43,37 +43,6 @@ if TYPE_CHECKING:
     import torch
 
 
-def _looking(call: Callable[..., Any]) -> Any:
-    """Return a method of the bindings that first looks whether another writer has taken over."""
-
-    def look_and_call(reader: "_Watching", *arguments: Any) -> Any:
-        if epoch := reader.took_over():
-            reader._on_takeover(epoch)
-        return call(reader, *arguments)
-
-    return look_and_call
-
-
-class _Watching(native.Reader):
-    """Looks before each call whether another writer has taken over."""
-
-    __slots__ = ("_on_takeover",)
-    _on_takeover: Callable[[int], object]
-
-    @classmethod
-    def attach_with(cls, on_takeover: Callable[[int], object], *expected: Any) -> "_Watching":
-        reader = cls.attach(*expected)
-        reader._on_takeover = on_takeover
-        return reader
-
-    acquire = _looking(native.Reader.acquire)
-    release = _looking(native.Reader.release)
-    validate = _looking(native.Reader.validate)
-    find = _looking(native.Reader.find)
-    has = _looking(native.Reader.has)
-    stats = _looking(native.Reader.stats)
-
-
 def _waiting(seconds: float, name: str, attach: Callable[[], native.Reader]) -> native.Reader:
     """Do `attach`, again whenever the store may have come, until the time is over."""
     end = time.monotonic() + seconds
@@ -122,7 +91,6 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         *,
         n_readers: int | None = None,
         wait: float | None = None,
-        on_takeover: Callable[[int], object] | None = None,
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
         finds_only: bool = False,
@@ -137,17 +105,14 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         after this call. A handle that is passed with it says which store it must be.
 
         The store must have `n_readers` ranks, if they are given: LayoutMismatchError.
-        With `wait`, waits so many seconds for a store that is not there yet or is being created. The first call of this
-        reader that notices another writer calls `on_takeover` with the new `writer_epoch`, before it does anything
-        else; what that raises, the call raises. `serde` must be the writer's.
+        With `wait`, waits so many seconds for a store that is not there yet or is being created. `serde` must be the
+        writer's.
         If a rank attaches again, older leases do not expect it. The store must be this user's and closed to others;
         with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError, ValueError for a rank out
         of range, and RankInUseError while a process (or a view of a closed reader) has the rank. Raises
         ForeignStoreError, LayoutMismatchError or CorruptStoreError if it is not an intact store, or not the store of
         the handle; SharedMemoryError if shared memory cannot be used.
         """
-        if on_takeover is not None and not callable(on_takeover):
-            raise TypeError(f"on_takeover must be a callable, not {type(on_takeover).__name__}")
         check_bools(finds_only=finds_only)
         wait = None if wait is None else seconds_of("wait", wait)
         chosen_serde = checked_serde(serde)
@@ -155,9 +120,8 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
         number = 0 if rank is None else int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
-        attach = native.Reader.attach if on_takeover is None else partial(_Watching.attach_with, on_takeover)
         while True:
-            attempt = partial(attach, place, number, store_id, ranks, uid, finds_only)
+            attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only)
             try:
                 reader = attempt() if wait is None else _waiting(wait, place, attempt)
             except Exception as error:

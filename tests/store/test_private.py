@@ -65,7 +65,7 @@ def test_a_write_is_seen_by_nobody_else(stores: Stores, capacity: int) -> None:
 
 def test_a_get_acknowledges_its_lease_and_counts(stores: Stores) -> None:
     writer = stores.create(CAPACITY)
-    reader = stores.attach(writer, on_takeover=print)
+    reader = stores.attach(writer)
     ref = writer.put("k", VALUE)
     private = reader.get(ref, private=True)
     assert (1, 1, 1) == (reader.stats().gets, reader.stats().live_views, mappings(writer.name))

@@ -5,14 +5,11 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 
 from shmstore import (
-    ObjectRef,
     ObjectStoreReader,
     ObjectStoreWriter,
     RankInUseError,
@@ -24,7 +21,7 @@ from shmstore import (
 )
 from shmstore.bindings import store as native
 from shmstore.multimodal import ShmObjectStoreReceiverCache
-from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, run_all
+from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor
 
 OPTIONS: dict[str, Any] = {"capacity": 64 * 1024, "n_readers": 2}
 VALUE = random_tensor(1, 5000)
@@ -38,82 +35,13 @@ def reopened(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreWriter:
 # ---- another writer
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda reader, ref: reader.get(ref),
-        lambda reader, ref: reader.release(ref),
-        lambda reader, ref: reader.validate(ref),
-        lambda reader, _: reader.stats(),
-        lambda reader, _: reader.find("absent"),
-        lambda reader, _: reader.has("absent"),
-    ],
-    ids=["get", "release", "validate", "stats", "find", "has"],
-)
-def test_the_first_call_behind_a_takeover_tells_of_it_and_no_other(
-    stores: Stores, call: Callable[[ObjectStoreReader, ObjectRef], Any]
-) -> None:
+def test_the_epoch_of_a_reader_grows_by_one_with_each_takeover(stores: Stores) -> None:
     writer = stores.create(**OPTIONS)
-    told: list[int] = []
-    reader = stores.attach(writer, on_takeover=told.append)
-    for epoch in (2, 3):
+    reader = stores.attach(writer)
+    for epoch in (1, 2, 3):
         ref = writer.put(f"k{epoch}", epoch)
-        call(reader, ref)
+        assert (epoch, epoch) == (reader.get(ref), reader.writer_epoch)
         writer = reopened(stores, writer)
-        assert told == list(range(2, epoch))
-        assert epoch == reader.writer_epoch
-        call(reader, ref)
-        call(reader, ref)
-        assert told == list(range(2, epoch + 1))
-    assert [3] == [stores.attach(writer, 1, on_takeover=told.append).writer_epoch]
-    assert [2, 3] == told
-
-
-def test_what_the_hook_raises_comes_out_of_the_call_which_has_done_nothing(stores: Stores) -> None:
-    writer = stores.create(**OPTIONS)
-
-    def refuse(epoch: int) -> None:
-        raise KeyError(epoch)
-
-    reader = stores.attach(writer, on_takeover=refuse)
-    writer = reopened(stores, writer)
-    ref = writer.put("k", 5)
-    with pytest.raises(KeyError, match="2"):
-        reader.get(ref)
-    assert (0, 1) == (reader.stats().gets, writer.stats().open_leases)
-    assert 5 == reader.get(ref)
-
-
-def test_the_hook_may_use_the_reader(stores: Stores) -> None:
-    writer = stores.create(**OPTIONS)
-    seen: list[Any] = []
-
-    def look(epoch: int) -> None:
-        seen.append((epoch, reader.get(ref)))
-
-    reader: ObjectStoreReader = stores.attach(writer, on_takeover=look)
-    writer = reopened(stores, writer)
-    ref: ObjectRef = writer.put("k", 5)
-    reader.get(ref)
-    assert [(2, 5)] == seen
-
-
-def test_of_many_threads_one_tells(stores: Stores) -> None:
-    writer = stores.create(**OPTIONS)
-    told: list[int] = []
-    reader = stores.attach(writer, on_takeover=told.append)
-    ref = writer.put("k", 5, hold=True)
-    for _ in range(20):
-        writer.close(unlink=False)
-        writer = stores.keep(ObjectStoreWriter.open(writer.name, **OPTIONS, keep_leases=True))
-        run_all(*[partial(reader.get, ref)] * 4)
-    assert list(range(2, 22)) == told
-
-
-@pytest.mark.parametrize("hook", [5, "print"])
-def test_a_hook_that_cannot_be_called_is_a_type_error(stores: Stores, hook: Any) -> None:
-    with raises(TypeError, names=("on_takeover", type(hook).__name__)):
-        ObjectStoreReader.attach(stores.create(**OPTIONS).handle, on_takeover=hook)
 
 
 # ---- a store that was removed
