@@ -13,12 +13,7 @@ import numpy as np
 
 from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown
 from shmstore.serde import tensors
-from shmstore.serde.dtypes import (
-    MAX_NDIM,
-    NUMPY_MAX_NDIM,
-    is_hollow,
-    numpy_dtype_from_wire,
-)
+from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, numpy_dtype_from_wire
 from shmstore.serde.protocol import ALIGNMENT
 from shmstore.serde.registry import BY_NAME
 from shmstore.serde.wire import (
@@ -27,12 +22,10 @@ from shmstore.serde.wire import (
     INT,
     MAX_DEPTH,
     MAX_NBYTES,
-    MAX_SAME_HASH,
     OBJECT,
     PICKLE,
     TENSOR,
     TUPLE,
-    collides,
     parse,
 )
 
@@ -118,8 +111,10 @@ class _Compiler:
             return self.array(node)
         if mark is _INT:
             return _Constant(_big_int(node))
-        if depth >= MAX_DEPTH or kind not in _CONTAINERS:
-            raise _misplaced(kind)
+        if kind not in _CONTAINERS:
+            raise CorruptStoreError(f"the meta bytes hold a {kind.__name__} where a value belongs")
+        if depth >= MAX_DEPTH:
+            raise CorruptStoreError("the meta bytes are nested too deep")
         if kind is list:
             return self.mapping(node, depth)
         if mark is _TUPLE:
@@ -129,8 +124,7 @@ class _Compiler:
         return self.sequence(node, depth)
 
     def mapping(self, node: list[tuple[Any, Any]], depth: int) -> Build:
-        keys = _keys(node, MAX_DEPTH - depth - 1)
-        parts = [(key, self.node(item, depth + 1)) for key, (_, item) in zip(keys, node, strict=True)]
+        parts = [(_key(key, MAX_DEPTH - depth - 1), self.node(item, depth + 1)) for key, item in node]
         if all(isinstance(part, _Constant) for _, part in parts):
             constant = {key: part.value for key, part in parts if isinstance(part, _Constant)}
             return lambda payload: constant.copy()
@@ -175,9 +169,7 @@ class _Compiler:
 
         return build
 
-    def place(
-        self, node: tuple[Any, ...], itemsize: int, max_ndim: int, dtype: "np.dtype[Any] | None" = None
-    ) -> tuple[int, tuple[int, ...], int]:
+    def place(self, node: tuple[Any, ...], itemsize: int, max_ndim: int) -> tuple[int, tuple[int, ...], int]:
         """Check the offset, the shape and the number of bytes of a leaf, and return them."""
         offset, shape = node[2], node[3:]
         if len(shape) > max_ndim:
@@ -188,8 +180,6 @@ class _Compiler:
             if type(dim) is not int or not 0 <= dim <= MAX_NBYTES:
                 raise CorruptStoreError("the meta bytes hold a dimension out of range")
         nbytes = math.prod(shape) * itemsize
-        if is_hollow(shape, nbytes, dtype):
-            raise CorruptStoreError("the meta bytes hold a leaf with more elements than bytes")
         if nbytes:
             end = offset + nbytes
             if end > MAX_NBYTES:
@@ -238,7 +228,7 @@ class _Compiler:
             raise CorruptStoreError(f"the meta bytes hold an array with an invalid dtype: {cut(error)}") from error
         if dtype.subdtype is not None:
             raise CorruptStoreError("the meta bytes hold an array of subarrays")
-        offset, shape, nbytes = self.place(node, dtype.itemsize, NUMPY_MAX_NDIM, dtype)
+        offset, shape, nbytes = self.place(node, dtype.itemsize, NUMPY_MAX_NDIM)
         ndarray = np.ndarray
         writable = self.mode != "view"
         if nbytes == 0:
@@ -267,19 +257,6 @@ class _Compiler:
         # writable, and a write raises instead of crashing the process.
         count, frombuffer = math.prod(shape), np.frombuffer
         return lambda payload: frombuffer(memoryview(payload).toreadonly(), dtype, count, offset).reshape(shape)
-
-
-def _misplaced(kind: type) -> CorruptStoreError:
-    if kind not in _CONTAINERS:
-        return CorruptStoreError(f"the meta bytes hold a {kind.__name__} where a value belongs")
-    return CorruptStoreError("the meta bytes are nested too deep")
-
-
-def _keys(node: list[tuple[Any, Any]], left: int) -> list[Any]:
-    keys = [_key(key, left) for key, _ in node]
-    if collides(keys):
-        raise CorruptStoreError(f"the meta bytes hold a dict with more than {MAX_SAME_HASH} keys of the same hash")
-    return keys
 
 
 def _big_int(node: tuple[Any, ...]) -> int:

@@ -5,9 +5,7 @@ torch dtypes travel by name (``bfloat16``), because their numbers differ between
 Neither form is evaluated: a torch name is looked up, and a numpy string must match `_NUMPY_STR`.
 """
 
-import math
 import re
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,6 @@ NUMPY_MAX_NDIM = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 MAX_NDIM = 1024
 """torch has no limit; this one bounds the cost of a forged shape."""
 _MAX_DTYPE_DEPTH = 16
-_MAX_HOLLOW = 65536
-"""How many elements of a leaf may have no bytes; a list of such elements still takes memory."""
 
 SHARED = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -42,25 +38,6 @@ def carrier_of(name: str) -> "np.dtype[Any] | None":
         return np.dtype(name)
     bits = _BITS.fullmatch(name)
     return _INTEGERS.get(-(-int(bits[1]) // 8)) if bits else None
-
-
-def _elements(shape: tuple[int, ...], dtype: "np.dtype[Any] | None") -> int:
-    count = math.prod(takewhile(bool, shape))  # no loop reaches the dimensions behind a 0
-    if dtype is None or dtype.fields is None:
-        return count
-    parts = [1]
-    for field in dtype.fields.values():
-        base, inner = field[0].subdtype or (field[0], ())
-        parts.append(_elements(() if field[0].itemsize else inner, base))
-    return count * max(parts)
-
-
-def is_hollow(shape: tuple[int, ...], nbytes: int, dtype: "np.dtype[Any] | None" = None) -> bool:
-    """Return whether a leaf has far more elements than bytes; pass the `dtype` of an array.
-
-    A tensor of shape (2^31, 0) has no bytes, but a list of its elements takes hundreds of gigabytes.
-    """
-    return _elements(shape, dtype) > nbytes + _MAX_HOLLOW
 
 
 # Strict, because numpy's parser is not safe for forged text: it divides by the 0 of "<M8[s/0]" (SIGFPE).

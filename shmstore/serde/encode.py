@@ -13,8 +13,7 @@ import numpy as np
 
 from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError, cut, shown
 from shmstore.serde import tensors
-from shmstore.serde.advice import advice_for, advice_for_key
-from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, is_hollow, numpy_dtype_to_wire
+from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, numpy_dtype_to_wire
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
 from shmstore.serde.registry import BY_CLASS
 from shmstore.serde.wire import (
@@ -23,11 +22,9 @@ from shmstore.serde.wire import (
     INT,
     MAX_DEPTH,
     MAX_NBYTES,
-    MAX_SAME_HASH,
     OBJECT,
     TENSOR,
     TUPLE,
-    collides,
 )
 
 _addressof = ctypes.addressof
@@ -45,9 +42,8 @@ def array_address(array: "np.ndarray[Any, Any]") -> int:
 class _RefusedError(Exception):
     """A value that cannot be stored; each container on the way up adds its part of the path."""
 
-    def __init__(self, reason: str, hint: str | None) -> None:
+    def __init__(self, reason: str) -> None:
         self.reason = reason
-        self.hint = hint
         self.parts: list[str] = []
 
 
@@ -83,6 +79,15 @@ def _wire_of(dtype: "np.dtype[Any]") -> Any:
                 _NUMPY_WIRE.clear()
             _NUMPY_WIRE[dtype] = wire
         return wire
+
+
+def _kind_of(dtype: Any, shape: Any) -> tensors.TorchKind:
+    kind = tensors.KINDS.get(dtype)
+    if kind is None:
+        raise _RefusedError(f"no serializer for a tensor of dtype {dtype}")
+    if len(shape) > MAX_NDIM:
+        raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions")
+    return kind
 
 
 class _Walk:
@@ -139,11 +144,6 @@ class _Walk:
     def mapping(self, value: dict[Any, Any], depth: int) -> None:
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
-        if collides(value):
-            raise _RefusedError(
-                f"no serializer for a dict with more than {MAX_SAME_HASH} keys of the same hash",
-                "store a list of pairs",
-            )
         pack = self.pack
         if ATOMS.issuperset(map(type, value.values())) and ATOMS.issuperset(map(type, value)):
             pack(value)
@@ -171,7 +171,7 @@ class _Walk:
             for item in key:
                 self.key(item, depth + 1)
         else:
-            raise _RefusedError(f"no serializer for a dict key of type {type(key).__name__}", advice_for_key(key))
+            raise _RefusedError(f"no serializer for a dict key of type {type(key).__name__}")
 
     def registered(self, value: Any, depth: int) -> None:
         registration = BY_CLASS.get(type(value))
@@ -180,7 +180,7 @@ class _Walk:
                 return self.value(value, depth)
             if type(value) is np.memmap:
                 return self.array(value)
-            raise _RefusedError(f"no serializer for {type(value).__name__}", advice_for(value))
+            raise _RefusedError(f"no serializer for {type(value).__name__}")
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
         self.packer.pack_array_header(3)
@@ -193,13 +193,8 @@ class _Walk:
             refusal.parts.append(f"<{registration.cls.__name__}>")
             raise
 
-    def place(self, mark: Any, dtype: Any, shape: Any, nbytes: int, fields: "np.dtype[Any] | None" = None) -> int:
-        """Write the leaf's node and return the offset of its bytes; `fields` is the dtype of a structured array."""
-        if (nbytes == 0 or fields is not None) and is_hollow(shape, nbytes, fields):
-            raise _RefusedError(
-                f"no serializer for a leaf of shape {shown(tuple(shape))}, which has more elements than bytes",
-                "store its shape, as a tuple of ints",
-            )
+    def place(self, mark: Any, dtype: Any, shape: Any, nbytes: int) -> int:
+        """Write the leaf's node and return the offset of its bytes."""
         if nbytes == 0:
             self.pack([mark, dtype, 0, *shape])
             return 0
@@ -212,21 +207,17 @@ class _Walk:
 
     def tensor(self, tensor: Any) -> None:
         if tensor.layout is not tensors.strided:
-            raise _RefusedError(f"no serializer for a tensor of layout {tensor.layout}", advice_for(tensor))
-        kind = tensors.KINDS.get(tensor.dtype)
-        if kind is None:
-            raise _RefusedError(f"no serializer for a tensor of dtype {tensor.dtype}", advice_for(tensor))
+            raise _RefusedError(f"no serializer for a tensor of layout {tensor.layout}")
         if tensor.is_nested:
-            raise _RefusedError("no serializer for a nested tensor", advice_for(tensor))
+            raise _RefusedError("no serializer for a nested tensor")
         shape = tensor.shape
+        kind = _kind_of(tensor.dtype, shape)
         nbytes = tensor.numel() * kind.itemsize
-        if len(shape) > MAX_NDIM:
-            raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions", advice_for(tensor))
         if self.template:
             self.place(TENSOR, kind.name, shape, nbytes)
             return
         if tensor.is_meta:
-            raise _RefusedError("no serializer for a tensor on the meta device, which has no bytes", advice_for(tensor))
+            raise _RefusedError("no serializer for a tensor on the meta device, which has no bytes")
         if tensor.requires_grad:
             tensor = tensor.detach()
         address = 0
@@ -234,11 +225,9 @@ class _Walk:
             try:
                 address = tensor.data_ptr()
             except RuntimeError:
-                raise _RefusedError(
-                    "no serializer for a tensor without its own storage (inside a transform?)", advice_for(tensor)
-                ) from None
+                raise _RefusedError("no serializer for a tensor without storage (inside a transform?)") from None
             if not address and not tensor._is_zerotensor():
-                raise _RefusedError("no serializer for a tensor whose storage has been freed", advice_for(tensor))
+                raise _RefusedError("no serializer for a tensor whose storage has been freed")
         offset = self.place(TENSOR, kind.name, shape, nbytes)
         if nbytes == 0:
             return
@@ -252,9 +241,9 @@ class _Walk:
         wire = _wire_of(array.dtype)
         if wire is None:
             what = "object dtype" if array.dtype.hasobject else f"dtype {shown(array.dtype)}"
-            raise _RefusedError(f"no serializer for an array of {what}", advice_for(array))
+            raise _RefusedError(f"no serializer for an array of {what}")
         nbytes = array.nbytes
-        offset = self.place(ARRAY, wire, array.shape, nbytes, array.dtype if array.dtype.names is not None else None)
+        offset = self.place(ARRAY, wire, array.shape, nbytes)
         if nbytes == 0 or self.template:
             return
         if array.flags.c_contiguous:
@@ -265,26 +254,21 @@ class _Walk:
 
     def spec(self, spec: TensorSpec) -> None:
         count = math.prod(spec.shape)
-        fields = None
         if not isinstance(spec.dtype, np.dtype):
             tensors.load_torch()
-            kind = tensors.KINDS.get(spec.dtype)
-            if kind is None:
-                raise _RefusedError(f"no serializer for a tensor of dtype {spec.dtype}", None)
-            if len(spec.shape) > MAX_NDIM:
-                raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions", None)
+            kind = _kind_of(spec.dtype, spec.shape)
             nbytes, mark, wire = count * kind.itemsize, TENSOR, kind.name
         else:
             wire = _wire_of(spec.dtype)
             if wire is None or spec.dtype.subdtype is not None:
-                raise _RefusedError(f"no serializer for an array of dtype {shown(spec.dtype)}", None)
+                raise _RefusedError(f"no serializer for an array of dtype {shown(spec.dtype)}")
             if len(spec.shape) > NUMPY_MAX_NDIM:
-                raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions", None)
-            nbytes, mark, fields = count * spec.dtype.itemsize, ARRAY, spec.dtype
+                raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions")
+            nbytes, mark = count * spec.dtype.itemsize, ARRAY
         # torch and numpy cannot make an empty leaf either if the product of its other dimensions is too large.
         if math.prod(filter(None, spec.shape)) * max(1, spec.dtype.itemsize) > MAX_NBYTES:
             raise ObjectTooLargeError(f"a leaf of shape {shown(spec.shape)} needs more than {MAX_NBYTES} bytes")
-        self.place(mark, wire, spec.shape, nbytes, fields)
+        self.place(mark, wire, spec.shape, nbytes)
 
 
 def encode_tree(value: Any, *, template: bool = False) -> Encoded:
@@ -298,7 +282,7 @@ def encode_tree(value: Any, *, template: bool = False) -> Encoded:
         walk.value(value, 0)
     except _RefusedError as refusal:
         path = "value" + "".join(reversed(refusal.parts))
-        raise UnsupportedValueError(f"{cut(path)}: {refusal.reason}", path=path, hint=refusal.hint) from None
+        raise UnsupportedValueError(f"{cut(path)}: {refusal.reason}", path=path) from None
     meta = packer.bytes()
     if len(meta) <= _KEPT_PACKER_BYTES:
         packer.reset()

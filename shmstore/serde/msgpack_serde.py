@@ -57,10 +57,6 @@ class MsgpackSerde:
 
     A stored value comes back with the same types, dtypes, shapes and bits. Parameters and tensors that require a
     gradient come back as plain tensors.
-
-    It refuses two kinds of values by which forged bytes could take any amount of memory or time. The first is a leaf
-    with over 65,536 more elements than bytes, for example of shape (100000, 0). The second is a dict with more than 64
-    keys of the same `hash`.
     """
 
     __slots__ = ()

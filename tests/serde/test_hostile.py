@@ -1,6 +1,5 @@
 """Decoding bytes that nobody wrote: a value or CorruptStoreError, never a crash, another error or an over-read."""
 
-import itertools
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shmstore.multimodal  # noqa: F401 - registers its types
-from shmstore.errors import CorruptStoreError, UnsupportedValueError
-from shmstore.inspect.tree import parse_tree
-from shmstore.serde import Encoded, TensorSpec, registry
+from shmstore.errors import CorruptStoreError
+from shmstore.serde import Encoded, registry
 from shmstore.serde.decode import make_plan
-from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, MAX_SAME_HASH, OBJECT, TENSOR, TUPLE
+from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, OBJECT, TENSOR, TUPLE
 from tests.serde.values import SERDE, aligned, exact, random_array, store
 from tests.support import in_child, raises
 
@@ -105,17 +103,7 @@ HOSTILE = {
     "too deep by far by tuples": (b"\x92" + msgpack.packb(TUPLE)) * 5000 + b"\xc0",
     "too deep by objects": (b"\x93" + msgpack.packb(OBJECT) + b"\xa1x") * 5000 + b"\xc0",
     "key too deep": b"\x81" + (b"\x92" + msgpack.packb(TUPLE)) * MAX_DEPTH + b"\xc0\x01",
-    "more elements than bytes": msgpack.packb([TENSOR, "uint8", 0, 65537, 0]),
-    "more elements than bytes, in two dimensions": msgpack.packb([TENSOR, "uint8", 0, 2**16, 2**16, 0]),
-    "array, more elements than bytes": msgpack.packb([ARRAY, "|S0", 0, 2**31]),
-    "structured, more elements than bytes": msgpack.packb(
-        [ARRAY, [["a", "b"], ["|u1", ["<f4", [2**30, 0]]], [0, 1], [None] * 2, 1, False], 0, 1]
-    ),
-    "structured, more elements than bytes in each of many": msgpack.packb(
-        [ARRAY, [["a", "b"], ["|u1", ["<f4", [2**16, 0]]], [0, 1], [None] * 2, 1, False], 0, 128]
-    ),
     "leaves that share their bytes": msgpack.packb([[TENSOR, "uint8", 0, 65], [TENSOR, "uint8", 0, 65]]),
-    "keys of one hash": msgpack.packb({(TUPLE, *key): 1 for key in list(itertools.product((-1, -2), repeat=7))[:65]}),
     "dtype too deep": b"\x93" + msgpack.packb(ARRAY) + b"\x92" * 300 + b"\xa3<f4" + b"\x91\x01" * 300 + b"\x00",
 }
 
@@ -148,25 +136,32 @@ def limited(function: Callable[..., Any], *arguments: Any) -> str:
     return str(in_child(_limited, function, *arguments))
 
 
-def decode(meta: bytes, payload: Any = b"") -> Any:
-    return SERDE.decode(meta, payload)
+LARGE_LEAVES: list[tuple[Any, int]] = [
+    ([ARRAY, "|S0", 0, 2**24], 0),
+    ([TENSOR, "uint8", 0, 2**24, 0], 0),
+    ([TENSOR, "uint8", 0, 1 << 23], 1 << 23),
+    ([ARRAY, "|u1", 0, 1 << 25], 1 << 25),
+]
 
 
-LARGE_LEAVES = {
-    "array of elements of no bytes": ([ARRAY, "|S0", 0, 2**24], 0),
-    "tensor": ([TENSOR, "uint8", 0, 1 << 23], 1 << 23),
-    "array": ([ARRAY, "|u1", 0, 1 << 25], 1 << 25),
-}
+def refusals(trees: list[tuple[bytes, Any]]) -> bool:
+    for meta, payload in trees:
+        try:
+            SERDE.decode(meta, payload)
+            return False
+        except CorruptStoreError:
+            pass
+    return True
 
 
-@pytest.mark.parametrize("leaf", LARGE_LEAVES)
-@pytest.mark.parametrize("name", sorted(registry.BY_NAME))
-def test_a_leaf_in_the_place_of_a_registered_types_tree_takes_no_memory(name: str, leaf: str) -> None:
-    node, size = LARGE_LEAVES[leaf]
-    payload = aligned(size)
-    for tree in (node, {"image": node}, [None, "image", "hash", node], {"": "b\nimage", "k": 1, "l": node}):
-        meta = msgpack.packb([OBJECT, name, tree])
-        assert "CorruptStoreError" == limited(decode, meta, payload)
+def test_a_leaf_in_the_place_of_a_registered_types_tree_takes_no_memory() -> None:
+    trees = []
+    for node, size in LARGE_LEAVES:
+        payload = aligned(size)
+        for name in registry.BY_NAME:
+            for tree in (node, {"image": node}, [None, "image", "hash", node], {"": "b\nimage", "k": 1, "l": node}):
+                trees.append((msgpack.packb([OBJECT, name, tree]), payload))
+    assert limited(refusals, trees) == "True"
 
 
 EMPTY = [
@@ -187,66 +182,10 @@ def test_an_empty_leaf_comes_back(value: Any) -> None:
     assert (type(value), value.dtype, value.shape) == (type(got), got.dtype, got.shape)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        torch.zeros(65537, 0),
-        np.zeros((65537, 0)),
-        np.ndarray(65537, np.dtype("S0")),
-        np.zeros(256, [("a", "u1"), ("b", "f4", (300, 0))]),
-    ],
-    ids=lambda value: f"{value.dtype} {tuple(value.shape)}",
-)
-def test_what_would_not_be_read_is_not_stored(value: Any) -> None:
-    with pytest.raises(UnsupportedValueError) as caught:
-        SERDE.encode({"a": [value]})
-    assert "value['a'][0]" == caught.value.path
-    with pytest.raises(UnsupportedValueError):
-        SERDE.layout([TensorSpec(value.shape, value.dtype)])
-
-
-MERSENNE = 2**61 - 1  # of CPython's hash of numbers
-
-
-def same_hash_keys(kind: str, count: int) -> list[Any]:
-    if kind == "int":
-        return [k * MERSENNE for k in range(1, count + 1)]
-    return list(itertools.islice(itertools.product((-1, -2), repeat=17), count))
-
-
-def packed_key(key: Any) -> bytes:
-    node = [TUPLE, *key] if isinstance(key, tuple) else [INT, key.to_bytes(16, "little", signed=True)]
-    return bytes(msgpack.packb(node))
-
-
-def packed_dict(keys: list[Any], item: bytes = b"\0") -> bytes:
-    return b"\xdf" + len(keys).to_bytes(4, "big") + b"".join(packed_key(key) + item for key in keys)
-
-
-@pytest.mark.parametrize("kind", ["int", "tuple"])
-def test_keys_of_one_hash_do_not_take_the_square_of_their_number(kind: str) -> None:
-    keys = same_hash_keys(kind, 120_000)
-    assert 1 == len(set(map(hash, keys)))
-    meta = packed_dict(keys)
-    assert "CorruptStoreError" == limited(decode, meta)
-    assert "TreeNode" in limited(parse_tree, meta, 0)
-
-
-@pytest.mark.parametrize("kind", ["int", "tuple"])
-def test_some_keys_of_one_hash_come_back_and_more_are_not_stored(kind: str) -> None:
-    for item in (1, torch.zeros(1)):
-        value = dict.fromkeys(same_hash_keys(kind, MAX_SAME_HASH), item)
-        encoded = SERDE.encode(value)
-        assert list(value) == list(SERDE.decode(encoded.meta, store(encoded)))
-        with pytest.raises(UnsupportedValueError) as caught:
-            SERDE.encode({"a": dict.fromkeys(same_hash_keys(kind, MAX_SAME_HASH + 1), item)})
-        assert "value['a']" == caught.value.path
-
-
 def test_a_leaf_of_many_dimensions_is_not_a_square_of_work() -> None:
-    meta = msgpack.packb([[TENSOR, "uint8", k * 64, *[1] * 1000] for k in range(4000)])
-    payload = aligned(4000 * 64)
-    assert limited(lambda: len(SERDE.decode(meta, payload))) == "4000"
+    meta = msgpack.packb([[TENSOR, "uint8", k * 64, *[1] * 1000] for k in range(400)])
+    payload = aligned(400 * 64)
+    assert limited(lambda: len(SERDE.decode(meta, payload))) == "400"
 
 
 VALUES = [
@@ -285,7 +224,7 @@ def test_a_payload_that_is_too_short_is_refused(encoded: Encoded) -> None:
     SERDE.decode(encoded.meta, aligned(encoded.nbytes))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=64), st.booleans())
 def test_any_bytes_at_all_give_a_value_or_a_refusal(meta: bytes, copy: bool) -> None:
     decode_or_refuse(meta, aligned(256), copy)
@@ -317,7 +256,7 @@ nodes = st.recursive(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(nodes, st.booleans())
 def test_any_msgpack_with_the_marks_of_the_format_gives_a_value_or_a_refusal(node: Any, copy: bool) -> None:
     decode_or_refuse(msgpack.packb(node), aligned(256), copy)
