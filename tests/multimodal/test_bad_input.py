@@ -208,32 +208,20 @@ def image(**data: Any) -> MultiModalKwargsItem:
     )
 
 
-def quantised() -> torch.Tensor:
+def jagged() -> torch.Tensor:
     with warnings.catch_warnings(action="ignore"):
-        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
-
-
-def nested(**more: Any) -> torch.Tensor:
-    with warnings.catch_warnings(action="ignore"):
-        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **more)
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
 
 BAD_VALUES = {
-    "sparse": (torch.eye(2).to_sparse(), ["torch.sparse_coo"], []),
-    "meta": (torch.zeros(2, device="meta"), ["meta device"], []),
-    "deep": ([{"x": torch.eye(2).to_sparse()}], ["torch.sparse_coo"], []),
-    "quantised": (quantised(), ["torch.quint8"], ["tensor.dequantize"]),
-    "nested": (nested(), ["nested tensor"], ["tensor.unbind"]),
-    "jagged": (nested(layout=torch.jagged), [], ["tensor.unbind"]),
-    "objects": (np.array([3, "a"], object), ["object dtype"], ["array.tolist"]),
-    "strings": (np.array(["a"], np.dtypes.StringDType()), ["object dtype"], ["numpy.array"]),
+    "sparse": (torch.eye(2).to_sparse(), ["torch.sparse_coo"]),
+    "deep": ([{"x": torch.eye(2).to_sparse()}], ["torch.sparse_coo"]),
+    "jagged": (jagged(), []),
 }
 
 
-@pytest.mark.parametrize(("bad", "names", "hint"), BAD_VALUES.values(), ids=BAD_VALUES)
-def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mode(
-    p0: Any, receive: Any, bad: Any, names: Any, hint: list[str]
-) -> None:
+@pytest.mark.parametrize(("bad", "names"), BAD_VALUES.values(), ids=BAD_VALUES)
+def test_a_sparse_tensor_is_the_same_error_in_every_mode(p0: Any, receive: Any, bad: Any, names: Any) -> None:
     if isinstance(p0, OwnProcessorCache):
         return
     before = state(p0)
@@ -244,12 +232,12 @@ def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mod
         lambda: p0.get_and_update([GOOD, (item_of_it, [])], ["new", "bad"]),
     ]
     for call in calls:
-        with raises(UnsupportedValueError, names, hint) as caught:
+        with raises(UnsupportedValueError, names) as caught:
             call()
         assert caught.value.path.startswith("value<MultiModalKwargsItem>['px']")
     assert before == state(p0)
     if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # it keeps nothing
-        with raises(UnsupportedValueError, names, hint):
+        with raises(UnsupportedValueError, names):
             receive([item(2), item_of_it], ["new", "bad"])
         with pytest.raises(CacheMissError):
             receive([None], ["new"])

@@ -17,7 +17,6 @@ import torch
 from shmstore.errors import NestingError, UnsupportedValueError, kind_of, shown
 from shmstore.multimodal.values.fields import MultiModalFieldElem
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate
-from shmstore.serde.advice import advice_for
 
 _UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # the same for all, because it has slots
 
@@ -48,25 +47,13 @@ def leaf_size(leaf: Any) -> int:
     """Return the bytes of a leaf; UnsupportedValueError (TypeError) for a sparse tensor."""
     if isinstance(leaf, (torch.Tensor, np.ndarray)):
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
-            raise UnsupportedValueError(f"no serializer for a tensor of layout {leaf.layout}", hint=advice_for(leaf))
+            raise UnsupportedValueError(f"no serializer for a tensor of layout {leaf.layout}")
         return leaf.nbytes
     if isinstance(leaf, str):
         return _TEXT_SIZE + (len(leaf) if leaf.isascii() else len(leaf.encode("utf-8", "surrogatepass")))
     if isinstance(leaf, (bytes, bytearray)):
         return _BYTES_SIZE + len(leaf)
     return getsizeof(leaf)
-
-
-def _kept_size(leaf: Any) -> int:
-    """Return the bytes of a leaf, or raise UnsupportedValueError if no store could have it."""
-    what = None
-    if isinstance(leaf, torch.Tensor) and (leaf.is_meta or leaf.is_quantized or leaf.is_nested):
-        what = "a nested tensor" if leaf.is_nested else f"a tensor of dtype {leaf.dtype} on the {leaf.device} device"
-    elif isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
-        what = "an array of object dtype"
-    if what is not None:
-        raise UnsupportedValueError(f"no serializer for {what}", hint=advice_for(leaf))
-    return leaf_size(leaf)
 
 
 def named(error: NestingError | UnsupportedValueError, whose: str, path: str | None = None) -> Exception:
@@ -80,14 +67,13 @@ def named(error: NestingError | UnsupportedValueError, whose: str, path: str | N
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     """Return `get_item_size` of an item that a cache is going to keep.
 
-    Raises UnsupportedValueError (TypeError), with the item and the key, for a leaf that the store would refuse. An
-    engine therefore sees this error in any mode. Such leaves are tensors that are sparse, nested, quantised or without
-    bytes, and arrays of objects. Raises NestingError (ValueError) for data that contains itself.
+    Raises UnsupportedValueError (TypeError), with the item and the key, for a sparse tensor, and NestingError
+    (ValueError) for data that contains itself.
     """
     size = 0
     for key, data in item.get_data().items():
         try:
-            size += sum(map(_kept_size, leaves(data)))
+            size += sum(map(leaf_size, leaves(data)))
         except (NestingError, UnsupportedValueError) as error:
             path = f"value<{type(item).__name__}>[{shown(key)}]"  # as in the store's errors
             raise named(error, f"item of {shown(mm_hash)}", path) from None
@@ -107,7 +93,7 @@ def tree_size(tree: object, mm_hash: str) -> int:
                     f"item of {shown(mm_hash)}: the size of a {type(leaf).__name__} is not known "
                     "(hint: pass item_size to CacheTypes)"
                 )
-        return sum(map(_kept_size, every))
+        return sum(map(leaf_size, every))
     except (NestingError, UnsupportedValueError) as error:
         raise named(error, f"item of {shown(mm_hash)}") from None
 
