@@ -23,8 +23,8 @@ from shmstore.multimodal import (
 )
 from shmstore.multimodal.caches import lru
 from shmstore.multimodal.values.sizes import updates_size
-from tests.interrupts import interrupted_at
 from tests.multimodal.helpers import in_threads, item
+from tests.test_interrupts import interrupted_at
 
 
 def filled(capacity: float = 6, **sizes: int) -> tuple[LRUCache[str, int], list[tuple[str, int]]]:

@@ -11,8 +11,8 @@ import pytest
 
 from shmstore.bindings import kvcache
 from shmstore.scheduler import KVCacheManager, KVCacheMetricsCollector, Request
-from tests.interrupts import interrupted_at
 from tests.scheduler.helpers import admit, manager, request
+from tests.test_interrupts import interrupted_at
 
 
 def two_groups(**options: Any) -> KVCacheManager:

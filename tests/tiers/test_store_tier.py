@@ -17,7 +17,7 @@ from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleS
 from shmstore.errors import ObjectExistsError, TierFullError
 from shmstore.tiers import StoreTier, open_tier, store_tier, write_behind
 from shmstore.tiers.objects import Incoming, spans_of, tier_key
-from tests.interrupts import interrupted_at
+from tests.test_interrupts import interrupted_at
 from tests.tiers.memory import MemoryTier, late, until
 from tests.tiers.redis_server import RedisServer
 
