@@ -213,11 +213,3 @@ def test_a_wrong_dtype_or_shape_is_named() -> None:
     for shape in (5, "ab", (1.5,)):
         with raises(TypeError, names=("shape", "ints", repr(shape))):
             TensorSpec(shape, torch.int8)  # type: ignore[arg-type]
-
-
-def test_a_class_that_is_called_directly_names_the_method_that_makes_one() -> None:
-    writer, reader = cast(Any, ObjectStoreWriter), cast(Any, ObjectStoreReader)
-    with raises(TypeError, names=("ObjectStoreWriter.open", "create", "recover")):
-        writer(capacity=1 << 20, n_readers=1)
-    with raises(TypeError, names=["ObjectStoreReader.attach"]):
-        reader("images", rank=0)

@@ -19,7 +19,6 @@ from shmstore.errors import (
     ShmStoreError,
     StaleRefError,
     StoreClosedError,
-    StoreExistsError,
     StoreFullError,
     StoreNotFoundError,
     WriterActiveError,
@@ -97,7 +96,10 @@ def not_opened(
         case ForeignStoreError():
             return foreign(name)
         case CorruptStoreError():
-            return _damaged(name, number if what == "arena" else None)
+            return CorruptStoreError(
+                f"the tables of store {shown(name)} contradict themselves",
+                hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes the store",
+            )
         case OSError():
             return unusable(error, name)
         case ShmStoreError():
@@ -126,8 +128,6 @@ def active(
         arenas = range(n_writers) if arena in (None, native.ANY_ARENA) else [arena]
         who = _processes(_writers(inspector, arenas)) or "none"
         what = f" (n_writers={n_writers}); living writers: {who}"
-        if differ:
-            what += f"; its options are others, too: {', '.join(differ)}"
     return WriterActiveError(
         f"store {shown(name)} has no free arena{what}",
         hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "
@@ -168,21 +168,6 @@ def creating(name: str, waited: float) -> WriterActiveError:
     return WriterActiveError(
         f"store {shown(name)} is still being created by {who}, after {waited:g} seconds",
         hint="let that process continue, or end it; or wait longer (wait=seconds)",
-    )
-
-
-def _damaged(name: str, arena: int | None) -> CorruptStoreError:
-    """Return the error for a damaged store; it names the arena, or for `ANY_ARENA` those without a living writer."""
-    where = ""
-    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else its superblock is
-        n_writers = inspector.facts()["n_writers"]
-        if n_writers > 1 and arena is not None:
-            every = range(n_writers) if arena == native.ANY_ARENA else [arena]
-            numbers = [number for number in every if not inspector.facts(number)["writer_alive"]]
-            where = f"arena{'s' if len(numbers) > 1 else ''} {listed(numbers)} of "
-    return CorruptStoreError(
-        f"the tables of {where}store {shown(name)} contradict themselves",
-        hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes the store",
     )
 
 
@@ -262,17 +247,6 @@ def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:
         elif seen.st_mode & 0o060 == 0o060:
             error.hint += f", or as a member of group {seen.st_gid} (of a pod: supplementalGroups)"
     return error
-
-
-def exists(name: str) -> StoreExistsError:
-    """Return the error for a name that is taken; it says so if the file is not a store."""
-    with suppress(OSError):  # the file has gone meanwhile
-        file = classify(name)
-        if file.state in ("foreign", "blank", "unreadable"):
-            return StoreExistsError(
-                f"{path_of(name)} exists and {file.problem}", hint="choose another name, or omit it"
-            )
-    return StoreExistsError(f"a store named {shown(name)} exists already")
 
 
 def _other_ranks(name: str, ranks: int) -> LayoutMismatchError:

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.files import PREFIX
-from shmstore.places import Folder, file_system, parts_of, place_of, seen_by_others
+from shmstore.places import Folder, file_system, parts_of, path_of, place_of, seen_by_others
 from shmstore.refs import StoreHandle
 from shmstore.serde import ObjectSerde
 from shmstore.store import diagnostics, orphans
@@ -61,14 +61,8 @@ class Openable(Closable):
     _claims: Claims | None = None
     _registered: HostMemory | None = None
 
-    def __init__(
-        self, writer: native.Writer | None = None, serde: ObjectSerde = DEFAULT_SERDE, *more: Any, **options: Any
-    ) -> None:
+    def __init__(self, writer: native.Writer, serde: ObjectSerde = DEFAULT_SERDE) -> None:
         """Wrap an opened segment; callers use `open`, `create` or `recover`."""
-        if not isinstance(writer, native.Writer) or more or options:
-            raise TypeError(
-                "an ObjectStoreWriter is made by ObjectStoreWriter.open(...), .create(...) or .recover(name)"
-            )
         self._writer = writer
         self._serde = serde
         self._place = writer.place
@@ -176,7 +170,7 @@ class Openable(Closable):
                 orphans.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
-            raise diagnostics.exists(name) from None
+            raise StoreExistsError(f"{path_of(name)} exists already") from None
         except BaseException as error:
             if writer is not None:
                 writer.close(unlink=True)  # an interrupt: nobody else knows of it
@@ -456,7 +450,3 @@ class Openable(Closable):
         if the file is not a store.
         """
         orphans.unlink(place_of(checked_name(name), dir))
-
-
-for _name in ("create", "join", "recover", "open"):  # how Python's errors about arguments name the call
-    vars(Openable)[_name].__func__.__qualname__ = f"ObjectStoreWriter.{_name}"

@@ -63,17 +63,8 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
     Thread-safe. Attach after a fork or in a spawned process, never before.
     """
 
-    def __init__(
-        self,
-        reader: native.Reader | None = None,
-        rank: int = 0,
-        serde: ObjectSerde = DEFAULT_SERDE,
-        *more: Any,
-        **options: Any,
-    ) -> None:
+    def __init__(self, reader: native.Reader, rank: int, serde: ObjectSerde = DEFAULT_SERDE) -> None:
         """Wrap an opened segment; callers use `attach`."""
-        if not isinstance(reader, native.Reader) or more or options:
-            raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
         self._reader = reader
         self._serde = serde
         self._hides = hides_payload(serde)

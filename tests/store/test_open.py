@@ -180,12 +180,6 @@ def test_a_flag_is_true_or_false_and_nothing_else(name: str, option: str) -> Non
     assert not (SHM / name).exists()
 
 
-def test_an_argument_that_a_call_does_not_have_is_refused_in_the_name_of_the_public_class() -> None:
-    for call in ("create", "open", "join", "recover"):
-        with pytest.raises(TypeError, match=rf"^ObjectStoreWriter\.{call}\(\) .*'reads'"):
-            getattr(ObjectStoreWriter, call)(reads=True)
-
-
 def test_accept_creates_where_nothing_is_and_says_nothing_of_the_same_options(
     stores: Stores, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -500,30 +494,3 @@ def test_what_a_creator_left_in_its_first_moments_is_replaced(stores: Stores, na
     (SHM / name).chmod(0o600)
     assert 0 == reopened(stores, name).recovered
     stores.attach(name)
-
-
-def test_what_a_reference_or_a_hold_is_not_is_named(stores: Stores) -> None:
-    writer = stores.create(1 << 20)
-    writer.put("key", b"value")
-    reader = stores.attach(writer)
-    found: Any = reader.find("key")
-    with pytest.raises(TypeError, match=r"PinnedRef; .* the `ref` of"):
-        reader.get(found)
-    wrong: Any = "yes"
-    with pytest.raises(TypeError, match=r"^hold must be True or False"):
-        writer.put("other", b"value", hold=wrong)
-    with pytest.raises(TypeError, match=r"^hold must be True or False"):
-        writer.get_cached("key", hold=wrong)
-    with pytest.raises(TypeError, match=r"^finds_only must be True or False"):
-        stores.attach(writer, finds_only=wrong)
-    with pytest.raises(TypeError, match=r"^unlink must be True or False"):
-        writer.close(unlink=wrong)
-    assert "other" not in writer
-
-
-def test_a_store_of_one_writer_says_which_options_differ_and_whose_it_is(stores: Stores) -> None:
-    writer = stores.create(1 << 20)
-    with pytest.raises(WriterActiveError, match=r"n_writers=1.*n_readers is 1, not 2"):
-        ObjectStoreWriter.open(writer.name, capacity=1 << 20, n_readers=2)
-    with pytest.raises(WriterActiveError, match=rf"process {os.getpid()}.*close the writer that this process has"):
-        ObjectStoreWriter.unlink(writer.name)

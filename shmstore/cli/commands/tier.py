@@ -161,10 +161,10 @@ def _run(arguments: argparse.Namespace) -> int:
         problem = str(error)
     except TierError as error:
         if error.hint == TierError.default_hint:  # it says to run this command
-            others = {"mooncake": "host and port", "unix": "the path of its socket and password"}
-            named = others.get(url.partition(":")[0], "scheme (rediss:// for TLS), host, port and password")
-            more = "; or give it more time with the option ?timeout=SECONDS" if "in time" in str(error) else ""
-            error.hint = f"look whether its server runs, and at {named} of the URL{more}"
+            error.hint = (
+                "look whether its server runs, and at the scheme (rediss:// for TLS), host, port or path, password and "
+                "timeout=SECONDS of the URL"
+            )
         problem = str(error)
     url = shown_url(url)
     if arguments.json:
