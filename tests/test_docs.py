@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 
 from tests.support import Child
 
@@ -108,20 +106,6 @@ def test_what_a_page_quotes_of_an_example_is_a_part_of_it() -> None:
         assert part or block.text == f'--8<-- "{example}"\n', f"{block} is not in {example}"
 
 
-def test_no_block_is_python_under_another_name() -> None:
-    """A block that nobody runs must not look like one that somebody does."""
-    known = {"python", "c", "sh", "json", "yaml", ""}
-    for block in BLOCKS:
-        assert block.language in known, f"{block}: {block.language}"
-        if block.language in ("", "sh"):
-            assert not re.search(r"^(import|from) \w+|^def \w+\(", block.text, re.M), f"{block} looks like Python"
-
-
-def test_the_readme_and_the_guides_have_programs() -> None:
-    pages = {block.page.name for block in PYTHON}
-    assert {"README.md", "tutorial.md", "engine.md", "schedulers.md", "metrics.md"} <= pages
-
-
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
 
@@ -185,16 +169,6 @@ def test_the_table_of_kernels_has_each_call_that_needs_a_new_one() -> None:
     assert set() == used - named
 
 
-def test_what_an_issue_asks_for_is_a_form() -> None:
-    forms = [yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
-    assert len(forms) == 2
-    for form in forms:
-        assert {"name", "description", "body"} == form.keys()
-        asked = [part for part in form["body"] if part["type"] != "markdown"]
-        assert len(asked) == len({part["id"] for part in asked})
-        assert all(part["type"] == "textarea" and part["attributes"]["label"] for part in asked)
-
-
 def test_a_line_of_code_has_120_columns_at_most() -> None:
     """docs/wide.css makes room for so many; the menu leaves no more of a window of 1280 pixels."""
     assert [] == [str(block) for block in BLOCKS if any(len(line) > 120 for line in block.text.splitlines())]
@@ -210,10 +184,6 @@ def test_the_links_of_a_page_outside_the_built_ones_lead_somewhere(page: str) ->
     """`make docs` asks for all others."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
     assert [] == [link for link in links if not ((ROOT / page).parent / link).exists()]
-
-
-def test_children_do_not_start_a_pool_of_threads() -> None:
-    assert 1 == torch.get_num_threads()
 
 
 def test_the_figures_of_the_readme_are_those_of_the_benchmark_page() -> None:

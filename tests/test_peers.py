@@ -1,17 +1,16 @@
 """The benchmark against peers: its exchanges are what they are said to be, what fails is told, and its page is true."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bench import peers
-from bench.peers import COMMON, LIMITS, OURS, STDLIB, interface, pipelines
+from bench.peers import LIMITS, OURS, STDLIB, interface, pipelines
 from bench.peers.harness import Cell, Measurement, Results
 from bench.peers.host import HIT, PUT, Session
 from bench.peers.interface import load, touch
-from bench.peers.report import Page, is_ahead
+from bench.peers.report import is_ahead
 from tests.support import FRESH
 
 SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
@@ -77,22 +76,6 @@ def test_a_peer_that_cannot_be_imported_is_told_with_the_reason(results: Results
     assert "No module named 'bench.peers.nowhere'" in results.missing["absent"]
 
 
-def test_the_page_says_from_which_size_on_shmstore_takes_half_the_time(results: Results) -> None:
-    def cells(name: str, seconds: dict[int, float]) -> list[Any]:
-        base = next(cell for cell in results.cells if cell.peer == OURS)
-        return [
-            replace(base, peer=name, nbytes=n, path=path, median=s) for n, s in seconds.items() for path in (PUT, HIT)
-        ]
-
-    ours = dict.fromkeys((1 << 10, 1 << 16, 1 << 20, 6 << 20), 1.0)
-    pipes = {1 << 10: 3.0, 1 << 16: 1.9, 1 << 20: 2.1, 6 << 20: 20.0}
-    lines = Page(replace(results, cells=[*cells(OURS, ours), *cells(COMMON, pipes)])).pays()
-    assert "| put, 1 reader | 3.00 | 1.90 | 2.10 | 20 |" in lines
-    assert any(line.startswith("From 1 MiB on shmstore takes at most half the time") for line in lines)
-    slow = Page(replace(results, cells=[*cells(OURS, ours), *cells(COMMON, ours)])).pays()
-    assert not any(line.startswith("From") for line in slow)
-
-
 def test_a_pipeline_carries_its_arrays_in_every_way_and_tells_the_page_beside_reserve(tmp_path: Any) -> None:
     size = pipelines.Size(producers=1, arrays=6, nbytes=1 << 16, ahead=2)
     ways = pipelines.measured(size, 3)
@@ -143,20 +126,6 @@ def cells(**medians: float) -> list[Cell]:
         for name, value in medians.items()
         for path in (PUT, HIT)
     ]
-
-
-def page(**medians: float) -> Page:
-    machine = dict.fromkeys(("processor", "memory", "kernel", "python", "commit", "date"), "?") | {"cores": "2"}
-    return Page(
-        Results(
-            machine,
-            {"torch": "1"},
-            {"ray": "cannot be imported: No module named 'ray'"},
-            dict.fromkeys(medians, 10 << 20),
-            {"pipe": 0.05},
-            cells(memcpy=10e-6, channel=20e-6, **medians),
-        )
-    )
 
 
 def test_a_peer_that_is_faster_in_half_of_the_batches_only_is_not_ahead() -> None:

@@ -27,7 +27,7 @@ from shmstore.inspect.ring import ring_map
 from shmstore.inspect.segments import look_at
 from shmstore.inspect.verify import damage
 from tests.inspect.cases import CONDITIONS, WIDTH, Ran, Terminal, case, on_terminal, piped, poke, running
-from tests.support import SHM, Child, Stores, store_name
+from tests.support import SHM, Stores, store_name
 
 pytestmark = pytest.mark.alone
 READABLE = ("live", "stopped", "dead", "ephemeral")
@@ -222,40 +222,6 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
 def test_ls_says_where_it_found_nothing_that_this_user_may_read(tmp_path: Path) -> None:
     ran = piped("ls", "--dir", str(tmp_path))
     assert (0, True, True) == (ran.status, str(tmp_path) in ran.out, "this user may read" in ran.out)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which root alone may")
-@pytest.mark.parametrize("prefix", ["", "shmstore-"])
-@pytest.mark.parametrize("mode", [0o600, 0o644, 0o666])
-def test_every_command_gives_the_same_answer_to_another_user(stores: Stores, prefix: str, mode: int) -> None:
-    """`ls` knows that a file is a store if it may read it, or by its generated name."""
-    name = prefix + store_name()
-    stores.create(name=name).close(unlink=False)
-    (SHM / name).chmod(mode)
-    asked = {f"{name} {command}": (command, name, *NAMED[command]) for command in NAMED}
-    asked |= {"quick": ("verify", name, "--quick"), "removes": ("gc", name, "--yes", "--force"), "ls": ("ls",)}
-    cli.build_parser()  # loads modules, which the other user may not be allowed to read
-
-    def ask() -> dict[str, Ran]:
-        os.setgid(65534)
-        os.setuid(65534)
-        return {what: piped(*arguments) for what, arguments in asked.items()}
-
-    try:
-        said = Child(ask).join()
-    finally:
-        (SHM / name).unlink()  # it is there
-    answer = f": store {name!r} belongs to user 0 (hint: run this as user 0)"
-    if mode != 0o600:  # all but the removal just read it
-        assert [1] == [ran.status for ran in said.values() if answer in ran.err]
-        assert (1, True) == (said["removes"].status, answer in said["removes"].err)
-        assert "NOT removed" in said["removes"].out
-        assert name in said["ls"].out
-        return
-    listed = said.pop("ls")
-    assert (0, bool(prefix), bool(prefix)) == (listed.status, name in listed.out, answer in listed.err)
-    assert {1} == {ran.status for ran in said.values()}
-    assert {f"shmstore {asked[what][0]}{answer}\n" for what in said} == {ran.err for ran in said.values()}
 
 
 def test_top_of_all_judges_as_ls_does_and_of_one_as_dump_does() -> None:

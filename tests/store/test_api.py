@@ -41,9 +41,6 @@ from tests.support import (
     store_name,
 )
 
-# ---- names and signatures
-
-
 # ---- puts and their errors
 
 
@@ -195,12 +192,6 @@ def test_a_reader_counts_gets_stale_references_releases_and_views(stores: Stores
     reader.close()
     again = stores.attach(writer)
     assert (1, 1, 1, 0) == dataclasses.astuple(again.stats())  # the rank's, not the process's
-
-
-# ---- letting go
-
-
-# ---- copies
 
 
 # ---- serializers of the user's own

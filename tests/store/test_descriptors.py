@@ -138,30 +138,6 @@ def test_memory_without_a_name_is_in_no_folder_keeps_its_size_and_goes_with_its_
     assert (descriptors, False) == (openings(), Path(path).exists())
 
 
-def test_a_namespace_of_its_own_shares_a_store_by_descriptor(stores: Stores) -> None:
-    writer = stores.create(n_readers=1)
-    ref = writer.put("a", VALUE)
-    program = """
-import os, socket, sys
-from shmstore import ObjectRef, ObjectStoreReader, StoreHandle
-assert os.listdir("/dev/shm") == []
-data, (fd,), *_ = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 65536, 1)
-with ObjectStoreReader.attach(StoreHandle.from_json(data.decode()), fd=fd) as reader:
-    print(reader.get(ObjectRef.from_bytes(bytes.fromhex(sys.argv[2]))).sum())
-"""
-    isolate = ["unshare", "--mount", "--pid", "--ipc", "--net", "--fork", "--mount-proc", "sh", "-c"]
-    if subprocess.run([*isolate, "mount -t tmpfs tmpfs /dev/shm"], capture_output=True, check=False).returncode:
-        pytest.skip("this user may make no namespaces with mounts of their own")
-    here, there = socket.socketpair()
-    with here, there:
-        writer.handle.send(here)
-        shell = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
-        arguments = [sys.executable, "-c", program, str(there.fileno()), ref.to_bytes().hex()]
-        run = [*isolate, shell, "sh", *arguments]
-        said = subprocess.run(run, pass_fds=[there.fileno()], stdout=subprocess.PIPE, check=True, timeout=60).stdout
-    assert int(said) == VALUE.sum()
-
-
 def test_the_commands_look_at_memory_without_a_name(stores: Stores, capsys: pytest.CaptureFixture[str]) -> None:
     writer = stores.create(memfd=True)
     writer.put("a", VALUE)

@@ -129,9 +129,6 @@ def test_what_was_inherited_dies_without_unlinking_or_unpinning(stores: Stores) 
         things[0].close()
 
 
-# ---- death of a reader
-
-
 # ---- the writer
 
 
@@ -269,7 +266,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stor
     views: list[tuple[torch.Tensor, bytes]] = []
     generator = random.Random(4)
     interrupted, heaps = 0, set()
-    for generation in range(1, 121):
+    for generation in range(1, 61):
         writer.close(unlink=False)
         reading, writing = os.pipe()
         life = Child(write_for_ever, handle.name, generation, dict(book.leases), writing)
@@ -298,11 +295,11 @@ def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stor
             idle = stores.attach(handle, 1)
             book.leases.clear()
         book.doing = []
-    assert interrupted > 20, "hardly ever killed in the middle"
+    assert interrupted > 10, "hardly ever killed in the middle"
     assert 1 == len(heaps), "the writer's memory grows"
     stats = writer.stats()
-    assert stats.evictions > 50
-    assert stats.puts > 500
+    assert stats.evictions > 25
+    assert stats.puts > 250
     reader.close()
     idle.close()
     writer.close()
@@ -314,7 +311,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stor
 def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing() -> None:
     generator = random.Random(1)
     outcomes = set()
-    for _ in range(60):
+    for _ in range(30):
         name = store_name()
         ready = Signal()
 
@@ -347,6 +344,3 @@ def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing() -> None:
             (SHM / name).unlink()
     assert "store" in outcomes
     assert len(outcomes) > 1
-
-
-# ---- stopped

@@ -377,9 +377,6 @@ def test_a_number_that_no_store_counts_to_is_damage(stores: Stores, planted: Pat
     again.put("k", 1)
 
 
-# ---- a handle that is wrong
-
-
 # ---- files with holes
 
 
