@@ -97,14 +97,6 @@ def test_what_is_public_is_as_listed() -> None:
     assert listed == found, f"gone: {gone}, new: {new}; may they? If so, run `python -m tests.test_public`"
 
 
-def test_a_change_of_a_signature_is_seen() -> None:
-    def before(value: int, *, limit: int | None = None, clock: object = object()) -> None: ...
-    def after(value: str, *, limit: int = 0, clock: object = object()) -> None: ...
-
-    assert "(value, *, limit=None, clock=...)" == _signature(before)
-    assert "(value, *, limit=0, clock=...)" == _signature(after)
-
-
 def test_the_version_is_the_same_everywhere() -> None:
     command = [sys.executable, "-m", "shmstore", "--version"]
     assert {shmstore.__version__} == {

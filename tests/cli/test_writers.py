@@ -9,7 +9,7 @@ import pytest
 from shmstore import ObjectStoreWriter
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import LEGEND, ring_map
-from tests.inspect.cases import OPTIONS, case, fill, piped, three_writers
+from tests.inspect.cases import OPTIONS, piped, three_writers
 from tests.support import SHM, store_name
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operators.md"
@@ -51,18 +51,6 @@ def test_dump_shows_the_leases_of_a_dead_writer_among_all() -> None:
         brief, everything = (piped("dump", writer.name, *more).out for more in ((), ("--all",)))
     assert 0 == brief.count("its writer is dead")
     assert 2 == everything.count("nobody (its writer is dead), adopted from writer 0")
-
-
-def test_dump_names_the_writer_also_if_all_is_of_writer_0() -> None:
-    with ObjectStoreWriter.create(store_name(), **OPTIONS, n_writers=2) as writer:
-        fill(writer)
-        out = piped("dump", writer.name).out
-        one = piped("dump", writer.name, "--key", "key-1").out
-    head, *rows = (line.split() for line in out.split("\nobjects")[1].split("\n\n")[0].splitlines()[1:])
-    assert ("writer", {"0"}) == (head[0], {row[0] for row in rows})
-    assert {"0"} == {row["writer"] for row in table(out, "unread and held leases")}
-    assert "arenas of writers 0 to 1, 64 KiB each" in out
-    assert "writer 0, slot" in one
 
 
 def test_the_ring_shows_the_arenas_one_after_the_other() -> None:
@@ -125,10 +113,3 @@ def test_the_guide_explains_every_mark_of_the_ring() -> None:
     table_of_marks = GUIDE.read_text(encoding="utf-8").split("| mark |")[1].split("\n\n")[0]
     explained = {mark for row in table_of_marks.splitlines()[2:] for mark in re.findall("`(.)`", row.split("|")[1])}
     assert explained == {end for mark, _ in LEGEND for end in mark.split("-")}
-
-
-def test_a_store_of_one_writer_looks_as_before() -> None:
-    with case("live") as name:
-        out = piped("dump", name).out + piped("top", name, "--iterations", "1").out
-    for word in ("writers", "adopted", "writer 0"):
-        assert word not in out

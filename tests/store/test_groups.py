@@ -130,14 +130,6 @@ def test_a_group_that_does_not_exist_changes_nothing(
     assert writer.assign_group(ref, 1)
 
 
-def test_a_store_of_one_group_has_that_group(stores: Stores) -> None:
-    writer = stores.create(n_readers=2)
-    ref = writer.put("k", value(1), group=0)
-    assert writer.assign_group(ref, 0)
-    with pytest.raises(ValueError, match="this store has one group, 0, and no group 1"):
-        writer.get_cached("k", group=1)
-
-
 # ---- assign_group
 
 
