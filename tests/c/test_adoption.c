@@ -5,7 +5,7 @@
 static uint64_t interleave_two(void (*whole)(void), void (*other)(void), void (*then)(void)) {
     uint64_t n = 0;
     for (uint64_t i = 1;; i++)
-        for (uint64_t j = i + 1;; j++, n++) {
+        for (uint64_t j = i + 1;; j += EACH_RUN, n++) {
             uint64_t steps = run(NULL, whole, other, i, then, j);
             if (steps < i)
                 return n;
@@ -43,12 +43,12 @@ static void at_each_step(void) {
         kept_leases = 0;
         steps += interleave(b_hit_chain, of_a[i_of_a], b_is_kept);
         steps += interleave(b_adopts_all, of_a[i_of_a], b_is_kept);
-        CHECK(kept_leases > 20);
+        CHECK(kept_leases > 20 / EACH_RUN);
     }
     for (EACH(of_a_between)) {
         kept_leases = 0;
         steps += interleave(b_adopts_all, b_is_kept_here, of_a_between[i_of_a_between]);
-        CHECK(kept_leases > 5);
+        CHECK(kept_leases > 5 / EACH_RUN);
     }
     for (EACH(of_b))
         for (EACH(of_a_between))

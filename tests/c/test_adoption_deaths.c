@@ -1,13 +1,8 @@
 /* test_adoption_deaths.c - A, B or the rank is killed before each of its steps, and so is each successor; see adoption.h. */
 #include "adoption.h"
 
-/* A process with AddressSanitizer, or in an emulator, takes long to fork and to die: at every 16th step only. Which arena
- * is whose matters to few steps: if A has the second one, at every 8th. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__aarch64__)
-#define STRIDE 16
-#else
-#define STRIDE (arena_of_a ? 8u : 1u)
-#endif
+/* Which arena is whose matters to few steps: if A has the second one, at every 8th of them. */
+#define STRIDE (arena_of_a ? 8u * EACH_DEATH : 1u * EACH_DEATH)
 
 static int to_parent[2], to_child[2];
 
