@@ -72,7 +72,7 @@ lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.c tests/simulate/*.c bench/*.c examples/c/*.c
+	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.c tests/simulate/*.[ch] bench/*.c examples/c/*.c
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -Wshadow -fsyntax-only -Icsrc csrc/*/*.c
 
 # The protocol's model; needs spin.

@@ -3,15 +3,16 @@
  *
  *     simulate SEED STEPS [RUN]      RUN: of STEPS steps each, so many seeds from SEED on; the default is 20,000
  *
- * Each actor is a coroutine that uses the core as its processes do. At each labelled step (step.h), that is between two
- * accesses to shared words, the simulator decides who goes on, who dies there, and who is stopped for how long. A dead
- * actor leaves its words as they are and loses its locks, as the kernel takes them; its successor starts at any later
- * step. So a seed replays exactly.
+ * Each actor is a coroutine that uses the core as its processes do. At each labelled step (step.h), and with every other seed
+ * also before each access to a shared word, the simulator decides who goes on, who dies there, and who is stopped for how
+ * long. A dead actor leaves its words as they are and loses its locks, as the kernel takes them; its successor starts at
+ * any later step. So a seed replays exactly.
  *
  * After each step no byte under a view has changed. A reference that was promised to a rank is never stale. In the end
  * everything that was taken comes back, an inspector finds nothing, and nobody has waited longer than its bound.
  *
- * What it does not do: stores are seen at once and in order. The model's runs with delayed stores are for that.
+ * Stores are seen at once, or late and in order, or late in any order that C11 allows (weak.h); the seed says which. Loads
+ * are never early.
  */
 #include <inttypes.h>
 #include <ucontext.h>
@@ -22,8 +23,9 @@
 #include "store/descriptors.c" /* the list of open segments */
 #undef fork_child
 #include "support.h"
+#include "weak.h"
 
-enum { UNIT = SHMS_ALIGN, UNITS = 24, SLOTS = 8, WRITERS = 2, RANKS = 3, ACTORS = WRITERS + RANKS, FINDER = RANKS - 1 };
+enum { UNIT = SHMS_ALIGN, UNITS = 24, WRITERS = 2, RANKS = 3, ACTORS = WRITERS + RANKS, FINDER = RANKS - 1 };
 enum { KEYS = 10, VIEWS = 4, PROMISES = 64, STACK = 1 << 18, LONGEST = 200000, OPEN = 4 * ACTORS };
 
 /* What a writer has handed out, and the ranks that may count on it: bit r. */
@@ -42,6 +44,7 @@ typedef struct actor {
     uint64_t life;       /* how many there were before */
     uint64_t stopped;    /* until that step */
     uint64_t since;      /* step at which its call began */
+    uint64_t attached;   /* step at which it began to attach */
     shms_writer *w;
     shms_reader *r;
     shms_view *views[VIEWS];
@@ -49,9 +52,15 @@ typedef struct actor {
 } actor;
 
 static actor actors[ACTORS];
+static uint64_t retired[WRITERS][RANKS]; /* at which step an arena's writer retired the rank, or 0 */
 static int current;
 static ucontext_t scheduler;
 static uint64_t seed, now, serial;
+static bool at_each_access;
+static uint64_t units, keys; /* of an arena, and that there are in this seed's run: a small store is contested more */
+static uint32_t slots;
+static uint64_t calls; /* which of a writer's this seed makes, as bits; fewer reach deeper */
+static uint64_t steps_a_life; /* on average */
 static bool ending; /* nobody dies or stops any more; each ends after its call */
 static const char *name;
 static promise promises[PROMISES];
@@ -65,6 +74,32 @@ static struct {
 
 static uint64_t one_of(uint64_t n) { return below(&seed, n); }
 static actor *self(void) { return &actors[current]; }
+
+bool in_segment(const volatile void *at) {
+    const uint8_t *byte = (const uint8_t *)at;
+    for (shms_segment *s = open_segments; s; s = s->next)
+        if ((byte >= s->control && byte < s->control + s->control_size) ||
+            (byte >= s->all_data && byte < s->all_data + s->data_size))
+            return true;
+    return false;
+}
+void before_access(void) {
+    if (at_each_access)
+        SHMS_STEP("");
+}
+
+/* In the place of libc's, so that a seed replays: a step takes a microsecond, and the time of day jumps. */
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    uint64_t ns = clock == CLOCK_MONOTONIC ? now * 1000 : one_of(UINT64_C(1) << 60);
+    *out = (struct timespec){.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    return 0;
+}
+ssize_t getrandom(void *out, size_t size, unsigned flags) {
+    (void)flags;
+    for (size_t i = 0; i < size; i++)
+        ((uint8_t *)out)[i] = (uint8_t)one_of(256);
+    return (ssize_t)size;
+}
 
 static _Noreturn void fail(const char *what, uint64_t expected, uint64_t found) {
     fprintf(stderr, "step %" PRIu64 ", actor %d: %s: expected %" PRIu64 ", got %" PRIu64 "\n", now, current, what,
@@ -112,9 +147,20 @@ static void rank_forgets(int rank) {
 /* The ranks that are attached: a lease that is opened from now on expects them. */
 static uint32_t attached(void) {
     uint32_t ranks = 0;
-    for (int r = 0; r < FINDER; r++)
-        ranks |= (uint32_t)(actors[WRITERS + r].lives && actors[WRITERS + r].r != NULL) << r;
+    for (int r = 0; r < FINDER; r++) {
+        const actor *a = &actors[WRITERS + r];
+        ranks |= (uint32_t)(a->lives && a->r && retired[current][r] <= a->attached) << r;
+    }
     return ranks;
+}
+static void retire(shms_writer *w) {
+    uint32_t rank = (uint32_t)one_of(FINDER);
+    for (int i = 0; i < PROMISES; i++)
+        if (promises[i].by == current)
+            promises[i].ranks &= ~(1u << rank);
+    retired[current][rank] = UINT64_MAX; /* if it dies there, perhaps for ever */
+    MUST("retire", SHMS_OK, shms_writer_retire(w, rank));
+    retired[current][rank] = now;
 }
 static void promised_to(uint32_t ranks, const uint8_t *ref, uint64_t mark, bool adopted) {
     promise *p = &promises[one_of(PROMISES)];
@@ -136,7 +182,7 @@ static void promised_to(uint32_t ranks, const uint8_t *ref, uint64_t mark, bool 
 /* ---- what the actors do ---- */
 
 static void write_once(shms_writer *w) {
-    char key[2] = {(char)('a' + one_of(KEYS)), 0};
+    char key[2] = {(char)('a' + one_of(keys)), 0};
     uint8_t ref[SHMS_REF_SIZE];
     uint32_t ranks = attached();
     uint64_t lives[RANKS];
@@ -144,12 +190,16 @@ static void write_once(shms_writer *w) {
         lives[r] = actors[WRITERS + r].life;
     shms_ticket t;
     int rc;
-    switch (one_of(16)) {
+    uint64_t which = one_of(16);
+    while (!(calls >> which & 1))
+        which = one_of(16);
+    switch (which) {
     case 0:
         if (one_of(4) == 0) {
             promises_end(current, false);
             shms_writer_cancel_all(w);
-        }
+        } else if (one_of(4) == 0)
+            retire(w);
         break;
     case 1:
         shms_writer_touch(w, key, 1);
@@ -177,7 +227,7 @@ static void write_once(shms_writer *w) {
         if (rc == SHMS_OK) {
             shms_ref unpacked;
             shms_ref_unpack(&unpacked, ref);
-            bool adopted = unpacked.slot / SLOTS != w->seg.arena;
+            bool adopted = unpacked.slot / slots != w->seg.arena;
             counted.adopted += adopted;
             for (int r = 0; r < RANKS; r++)
                 ranks &= ~((uint32_t)(lives[r] != actors[WRITERS + r].life) << r);
@@ -189,9 +239,11 @@ static void write_once(shms_writer *w) {
         uint64_t size = UNIT * (1 + one_of(6)), mark = serial++ * KEYS + (uint64_t)(key[0] - 'a');
         rc = (one_of(2) ? verb_begin : verb_reserve)(w, key, 1, NULL, 0, size, &t);
         if (rc == SHMS_OK) {
+            char value[6 * UNIT];
             for (uint64_t i = 8; i < size; i++)
-                t.payload[i] = (char)(mark + i);
-            memcpy(t.payload, &mark, sizeof mark);
+                value[i] = (char)(mark + i);
+            memcpy(value, &mark, sizeof mark);
+            memcpy(t.payload, value, size);
             bool leased = t.entry != SHMS_NONE;
             MUST("commit", SHMS_OK, verb_commit(w, &t, leased ? ref : NULL));
             for (int r = 0; r < RANKS; r++)
@@ -221,6 +273,7 @@ static void take_promise(actor *me, promise *p, uint32_t bit) {
     promise before = *p;
     if (!counts)
         return;
+    weak_empty_of(p->by); /* the message with the reference came after its stores */
     if (one_of(4) == 0) {
         p->ranks &= ~bit;
         shms_reader_release(me->r, before.ref);
@@ -248,7 +301,7 @@ static void read_once(actor *me, uint32_t rank) {
         me->views[i] = NULL;
         shms_view_release(v);
     } else if (rank == FINDER || one_of(4) == 0) {
-        char key = (char)('a' + one_of(KEYS));
+        char key = (char)('a' + one_of(keys));
         int rc = shms_reader_find(me->r, &key, 1, ref, &v);
         if (rc == SHMS_OK) {
             counted.finds++;
@@ -272,7 +325,7 @@ static void step(const char *label) {
 static void live(void) {
     actor *me = self();
     int number = current;
-    me->since = now;
+    me->since = me->attached = now;
     if (number < WRITERS) {
         shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .end_leases = (uint32_t)one_of(2)};
         if (e.end_leases)
@@ -286,6 +339,7 @@ static void live(void) {
         MUST("attach", SHMS_OK, shms_reader_attach(&r, name, (uint32_t)(number - WRITERS), &e));
         me->r = r;
     }
+    weak_empty(); /* as others learn of it */
     do {
         step("");
         me->since = now;
@@ -339,6 +393,7 @@ static void note_opened(int by) {
 /* The kernel takes its locks and mappings; its words stay. */
 static void die(int number) {
     actor *a = &actors[number];
+    weak_empty_of(number);
     a->lives = false;
     counted.deaths++;
     if (number < WRITERS)
@@ -362,7 +417,11 @@ static void die(int number) {
 
 static void go_on(int number) {
     current = number;
+    weak_in(number);
     swapcontext(&scheduler, &actors[number].at);
+    weak_out();
+    weak_let_out(number, one_of(UINT64_C(1) << 32));
+    weak_let_out((int)one_of(ACTORS), one_of(UINT64_C(1) << 32));
     note_opened(number);
     now++;
     counted.steps++;
@@ -390,9 +449,10 @@ static void schedule(uint64_t steps) {
         go_on(next);
         last = next;
         views_are_whole();
-        if (one_of(700) == 0)
+        if (one_of(steps_a_life) == 0)
             die(next);
         else if (one_of(400) == 0) {
+            weak_empty_of(next);
             a->stopped = now + one_of(2000);
             counted.stops++;
         }
@@ -417,6 +477,8 @@ static void end_all(void) {
             }
     }
     shms_step_hook = NULL;
+    for (int a = 0; a < ACTORS; a++)
+        weak_empty_of(a);
     for (int i = 0; i < PROMISES; i++)
         for (int r = 0; r < FINDER; r++)
             if (promises[i].ranks & 1u << r) {
@@ -437,7 +499,7 @@ static void end_all(void) {
     for (int a = 0; a < WRITERS; a++) {
         shms_writer *w = actors[a].w;
         MUST("the last of one's own", SHMS_OK, shms_writer_clear(w, "", 0));
-        MUST("all of an arena", SHMS_OK, put_marked(w, key_of("all", (uint64_t)a), UNITS * UNIT - UNIT, 1, NULL));
+        MUST("all of an arena", SHMS_OK, put_marked(w, key_of("all", (uint64_t)a), units * UNIT - UNIT, 1, NULL));
         MUST("the books", SHMS_OK, shms_writer_valid(w));
     }
     for (int a = 0; a < WRITERS; a++) {
@@ -449,9 +511,18 @@ static void end_all(void) {
 static void run(uint64_t of, uint64_t steps) {
     seed = of * UINT64_C(0x9e3779b97f4a7c15) + 1;
     ending = false;
+    now = 0;
     serial = 1;
+    at_each_access = of / 3 % 2;
+    calls = one_of(1 << 16) | 3 << 9; /* hits and puts always */
+    steps_a_life = UINT64_C(200) << one_of(6);
+    weak_begin((enum weak_mode)(of % 3), UINT64_C(1) << one_of(7));
     memset(promises, 0, sizeof promises);
-    shms_options o = {.capacity = UNITS * UNIT, .n_readers = RANKS, .max_objects = SLOTS, .n_writers = WRITERS};
+    memset(retired, 0, sizeof retired);
+    units = 8 + one_of(UNITS - 7);
+    keys = 2 + one_of(KEYS - 1);
+    slots = (uint32_t)(2 + one_of(7));
+    shms_options o = {.capacity = units * UNIT, .n_readers = RANKS, .max_objects = slots, .n_writers = WRITERS};
     shms_writer *w;
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
