@@ -1,7 +1,7 @@
 """Simulate, or change the C core and see what notices: python -m tests.simulate [--steps N] [--mutants N | --orders].
 
-With --orders, each memory order of the core is made weaker. What the simulator does not notice is printed: it is for load
-order, for what the simulator does not do, or stronger than it must be.
+With --orders, each memory order of the core is made weaker. What the simulator does not notice is printed: it is for
+load order, for what the simulator does not do, or stronger than it must be.
 
 With --mutants, so many lines of the core are changed, one at a time: a comparison or a condition is turned round, a
 statement is left out. Each mutant is built and simulated, and what the simulator does not notice goes to the C tests.

@@ -1,0 +1,304 @@
+/*
+ * test_limits.c - what runs out, and what is as large as it may be.
+ *
+ * The functions of libc below stand in the place of the real ones, which they call. One of them may fail, as it does
+ * where a limit is reached: descriptors, address space, memory, bytes of a file system, locks.
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/stat.h>
+
+#include "support.h"
+
+static int64_t until_failure = -1; /* how many calls succeed first; -1: all */
+static int failed;
+
+static bool fails(int why) {
+    if (until_failure < 0 || until_failure-- > 0)
+        return false;
+    failed++;
+    errno = why;
+    return true;
+}
+#define REAL(name, type, ...)                                                                                          \
+    static type (*real)(__VA_ARGS__);                                                                                  \
+    if (!real)                                                                                                         \
+    *(void **)&real = dlsym(RTLD_NEXT, #name)
+
+int open(const char *path, int flags, ...) {
+    va_list more;
+    va_start(more, flags);
+    mode_t mode = va_arg(more, mode_t);
+    va_end(more);
+    REAL(open, int, const char *, int, ...);
+    return fails(EMFILE) ? -1 : real(path, flags, mode);
+}
+int fcntl(int fd, int command, ...) {
+    va_list more;
+    va_start(more, command);
+    void *argument = va_arg(more, void *);
+    va_end(more);
+    REAL(fcntl, int, int, int, ...);
+    return fails(ENOLCK) ? -1 : real(fd, command, argument);
+}
+void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
+    REAL(mmap, void *, void *, size_t, int, int, int, off_t);
+    return fails(ENOMEM) ? MAP_FAILED : real(at, size, protection, flags, fd, offset);
+}
+int mprotect(void *at, size_t size, int protection) {
+    REAL(mprotect, int, void *, size_t, int);
+    return fails(ENOMEM) ? -1 : real(at, size, protection);
+}
+int madvise(void *at, size_t size, int advice) {
+    REAL(madvise, int, void *, size_t, int);
+    return fails(ENOMEM) ? -1 : real(at, size, advice);
+}
+int fallocate(int fd, int mode, off_t offset, off_t size) {
+    REAL(fallocate, int, int, int, off_t, off_t);
+    return fails(ENOSPC) ? -1 : real(fd, mode, offset, size);
+}
+int ftruncate(int fd, off_t size) {
+    REAL(ftruncate, int, int, off_t);
+    return fails(ENOSPC) ? -1 : real(fd, size);
+}
+ssize_t getrandom(void *out, size_t size, unsigned flags) {
+    REAL(getrandom, ssize_t, void *, size_t, unsigned);
+    return fails(ENOSYS) ? -1 : real(out, size, flags);
+}
+#ifndef __SANITIZE_ADDRESS__ /* which has its own */
+void *malloc(size_t size) {
+    REAL(malloc, void *, size_t);
+    return fails(ENOMEM) ? NULL : real(size);
+}
+void *realloc(void *old, size_t size) {
+    REAL(realloc, void *, void *, size_t);
+    return fails(ENOMEM) ? NULL : real(old, size);
+}
+#endif
+
+/* ---- each call of the system, in each call of ours ---- */
+
+static const char *name;
+static shms_writer *mine, *theirs;
+static shms_reader *reader;
+static shms_view *view;
+static uint8_t ref[SHMS_REF_SIZE];
+static const shms_options few = {.capacity = 64 << 10, .n_readers = 1, .n_writers = 2, .max_objects = 8};
+
+static int create(void) { return shms_writer_create(&mine, name, &few); }
+static int join(void) { return shms_writer_join(&theirs, name, 1, NULL); }
+static int attach(void) { return shms_reader_attach(&reader, name, 0, NULL); }
+static int put(void) { return put_marked(mine, "key", 30000, 1, ref); }
+static int hit(void) { return verb_hit(theirs, "key", 3, ref); }
+static int get(void) { return shms_reader_acquire(reader, ref, &view); }
+static int get_privately(void) { return shms_reader_acquire_private(reader, ref, &view); }
+static int find(void) {
+    uint8_t found[SHMS_REF_SIZE];
+    return shms_reader_find(reader, "key", 3, found, &view);
+}
+static int let_go(void) {
+    shms_view_release(view);
+    view = NULL;
+    return SHMS_OK;
+}
+static int inspect(void) {
+    uint64_t pid = shms_reader_pid(name, 0);
+    return pid == 0 || pid == (uint64_t)getpid() ? SHMS_OK : SHMS_ECORRUPT;
+}
+static int clear(void) { return shms_writer_clear(mine, "", 0); }
+static int detach(void) {
+    shms_reader_free(reader);
+    reader = NULL;
+    return SHMS_OK;
+}
+static int leave(void) {
+    int rc = shms_writer_close(theirs, SHMS_AS_IT_WAS);
+    shms_writer_free(theirs);
+    theirs = NULL;
+    return rc;
+}
+static int (*const calls[])(void) = {create, join, attach, put,     hit,   get,    let_go, get_privately,
+                                     let_go, find, let_go, inspect, clear, detach, leave,  join};
+
+static uint64_t lines_of(const char *path, const char *with) {
+    char line[4096];
+    uint64_t n = 0;
+    FILE *f = fopen(path, "r");
+    while (fgets(line, sizeof line, f))
+        n += strstr(line, with) != NULL;
+    fclose(f);
+    return n;
+}
+static int descriptors(void) {
+    int n = 0;
+    for (int fd = 0; fd < 64; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* The calls in turn; in that of number `at`, the nth call of the system fails. False: it had fewer. */
+static bool fails_in(size_t at, int64_t nth) {
+    int before = descriptors();
+    failed = 0;
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
+        uint64_t maps = lines_of("/proc/self/maps", name);
+        int opened = descriptors();
+        until_failure = c == at ? nth : -1;
+        int rc = calls[c]();
+        until_failure = -1;
+        if (rc != SHMS_OK) {
+            CHECK(c == at && failed && rc < SHMS_OK);
+            CHECK_EQ(maps, lines_of("/proc/self/maps", name));
+            CHECK_EQ(opened, descriptors());
+            CHECK_EQ(SHMS_OK, calls[c]());
+        }
+        CHECK_EQ(SHMS_OK, shms_writer_valid(mine));
+    }
+    shms_writer_free(theirs);
+    end_writer(mine);
+    CHECK_EQ(0, lines_of("/proc/self/maps", name));
+    CHECK_EQ(before, descriptors());
+    return failed;
+}
+
+TEST(a_call_in_which_a_system_call_fails_is_done_or_not_begun_and_leaks_nothing) {
+    name = store_name("fails");
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
+        for (int64_t nth = 0; fails_in(c, nth); nth++)
+            continue;
+}
+
+/* ---- as many and as large as may be ---- */
+
+TEST(each_of_64_writers_puts_for_256_ranks_what_each_of_them_reads) {
+    static shms_writer *writers[SHMS_MAX_WRITERS];
+    static shms_reader *ranks[SHMS_MAX_READERS];
+    shms_options o = {.capacity = 4096, .n_readers = SHMS_MAX_READERS, .n_writers = SHMS_MAX_WRITERS, .max_objects = 2};
+    name = store_name("crowd");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&writers[0], name, &o));
+    for (int n = 1; n < SHMS_MAX_WRITERS; n++)
+        CHECK_EQ(SHMS_OK, shms_writer_join(&writers[n], name, SHMS_ANY_ARENA, NULL));
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&theirs, name, SHMS_ANY_ARENA, NULL));
+    for (uint32_t r = 0; r < SHMS_MAX_READERS; r++)
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[r], name, r, NULL));
+    for (uint64_t n = 0; n < SHMS_MAX_WRITERS; n++) {
+        uint8_t next[SHMS_REF_SIZE];
+        CHECK_EQ(SHMS_OK, put_marked(writers[n], key_of("all", n), 4096 - SHMS_ALIGN, n, ref)); /* all of an arena */
+        const char *key = key_of("all", n);
+        CHECK_EQ(SHMS_OK, verb_hit(writers[(n + 1) % SHMS_MAX_WRITERS], key, (uint32_t)strlen(key), next));
+        for (uint32_t r = 0; r < SHMS_MAX_READERS; r++) {
+            if (r == SHMS_MAX_READERS - 1)
+                CHECK_EQ(SHMS_EFULL, put_marked(writers[n], "more", 64, 0, NULL));
+            CHECK_EQ(SHMS_OK, shms_reader_acquire(ranks[r], ref, &view));
+            CHECK(filled(view->payload, view->payload_size, n));
+            CHECK_EQ(1, shms_reader_release(ranks[r], next));
+            let_go();
+        }
+        CHECK_EQ(SHMS_OK, put_marked(writers[n], "more", 64, 0, NULL));
+    }
+    for (uint32_t r = 0; r < SHMS_MAX_READERS; r++)
+        shms_reader_free(ranks[r]);
+    for (int n = 1; n < SHMS_MAX_WRITERS; n++) {
+        CHECK_EQ(SHMS_OK, shms_writer_valid(writers[n]));
+        shms_writer_free(writers[n]);
+    }
+    end_writer(writers[0]);
+}
+
+#ifndef __SANITIZE_ADDRESS__ /* takes it 20 s */
+TEST(a_million_objects_are_stored_found_and_make_room_for_more) {
+    enum { MANY = 1000000 };
+    shms_options o = {.capacity = (uint64_t)MANY * SHMS_ALIGN, .n_readers = 1, .max_objects = MANY};
+    name = store_name("million");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&mine, name, &o));
+    for (uint64_t n = 0; n < MANY + MANY / 100; n++)
+        CHECK_EQ(SHMS_OK, put_marked(mine, key_of("", n), 0, 0, NULL));
+    CHECK_EQ(MANY, shms_writer_count(mine));
+    for (uint64_t n = 0; n < MANY; n += 1000)
+        CHECK_EQ(n >= MANY / 100, has_key(mine, key_of("", n)));
+    end_writer(mine);
+}
+#endif
+
+TEST(ids_and_leases_go_on_to_the_last_that_may_be_and_no_successor_takes_what_is_beyond) {
+    const uint64_t last = INT64_MAX / 4;
+    name = store_name("numbers");
+    CHECK_EQ(SHMS_OK, create());
+    shms_set(&mine->seg.writer->next_id, last - 6);
+    shms_set(&mine->seg.writer->next_lease, last - 3);
+    shms_set(&mine->seg.writer->published, last - 3);
+    CHECK_EQ(SHMS_OK, attach());
+    for (int n = 0; n < 3; n++) {
+        CHECK_EQ(SHMS_OK, put());
+        CHECK_EQ(SHMS_OK, get());
+        CHECK(filled(view->payload, view->payload_size, 1));
+        let_go();
+        CHECK_EQ(SHMS_OK, clear());
+    }
+    CHECK_EQ(SHMS_OK, shms_writer_valid(mine));
+    shms_writer_free(mine);
+    CHECK_EQ(SHMS_OK, shms_writer_join(&mine, name, 0, NULL));
+    CHECK_EQ(SHMS_OK, put());
+    shms_writer_free(mine);
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_join(&mine, name, 0, NULL));
+    detach();
+    CHECK_EQ(1, store_names_left());
+}
+
+TEST(ten_thousand_attachments_leave_the_rank_and_the_books_as_after_one) {
+    name = store_name("often");
+    CHECK_EQ(SHMS_OK, create());
+    for (int n = 0; n < 10000; n++) {
+        CHECK_EQ(SHMS_OK, attach());
+        if (n % 100 == 0) {
+            CHECK_EQ(SHMS_OK, put());
+            CHECK_EQ(SHMS_OK, get());
+            let_go();
+            CHECK_EQ(SHMS_OK, clear());
+        }
+        detach();
+    }
+    int opened = descriptors();
+    CHECK_EQ(SHMS_OK, attach());
+    CHECK_EQ(10001, shms_get(&shms_segment_reader(&mine->seg, 0)->epoch));
+    detach();
+    CHECK_EQ(opened, descriptors());
+    end_writer(mine);
+}
+
+/* ---- a fork at each label ---- */
+
+static int64_t until_fork;
+static void fork_there(const char *label) {
+    (void)label;
+    if (until_fork-- != 0)
+        return;
+    pid_t child = fork_child();
+    if (child == 0) { /* it has neither the locks nor the right to use the handles */
+        CHECK_EQ(SHMS_EFORKED, shms_writer_has(mine, "key", 3));
+        CHECK_EQ(SHMS_EFORKED, shms_reader_has(reader, "key", 3));
+        CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&theirs, name, 0, NULL));
+        _exit(0);
+    }
+    CHECK_EQ(0, reap(child));
+}
+
+TEST(a_child_forked_at_any_step_changes_nothing) {
+    static int (*const with_steps[])(void) = {put, get, let_go, find, let_go, clear, put, get_privately, let_go};
+    name = store_name("forks");
+    bool forked = true;
+    for (int64_t nth = 0; forked; nth++) {
+        CHECK_EQ(SHMS_OK, create());
+        CHECK_EQ(SHMS_OK, attach());
+        until_fork = nth;
+        shms_step_hook = fork_there;
+        for (size_t c = 0; c < sizeof with_steps / sizeof *with_steps; c++)
+            CHECK_EQ(SHMS_OK, with_steps[c]());
+        shms_step_hook = NULL;
+        forked = until_fork < 0;
+        CHECK_EQ(SHMS_OK, shms_writer_valid(mine));
+        detach();
+        end_writer(mine);
+    }
+}
