@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -175,6 +176,27 @@ def holders(device: int, inode: int) -> tuple[int, ...]:
                 if _maps(entry, device, inode) or _has_open(entry, device, inode):
                     pids.append(int(entry))
     return tuple(sorted(pids))
+
+
+def of_other_namespaces(place: str, pids: Iterable[int]) -> list[int]:
+    """Return which of these living processes of a store have their numbers in another PID namespace."""
+    with suppress(OSError):  # it has gone meanwhile
+        file = os.stat(path_of(place))
+        return [pid for pid in pids if not _is_here(pid, file)]
+    return []
+
+
+def _is_here(pid: int, file: os.stat_result) -> bool:
+    """Return whether the process of that number maps the file, as far as this user may see.
+
+    A subvolume of btrfs has another device in stat(2) than in /proc/PID/maps, so there nobody does.
+    """
+    try:
+        return _maps(str(pid), file.st_dev, file.st_ino)
+    except PermissionError:
+        return True
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _maps(pid: str, device: int, inode: int) -> bool:

@@ -27,7 +27,7 @@ from shmstore.errors import (
     listed,
     shown,
 )
-from shmstore.files import SegmentFile, another_user, classify, holders
+from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
 from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
 from shmstore.serde.protocol import Encoded
@@ -126,7 +126,7 @@ def active(
                 name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
             )
         arenas = range(n_writers) if arena in (None, native.ANY_ARENA) else [arena]
-        who = _processes(_writers(inspector, arenas)) or "none"
+        who = _processes(_writers(inspector, arenas), name) or "none"
         what = f" (n_writers={n_writers}); living writers: {who}"
     return WriterActiveError(
         f"store {shown(name)} has no free arena{what}",
@@ -142,7 +142,7 @@ def written(name: str) -> WriterActiveError:
         facts = inspector.facts()
         pids = [*_writers(inspector, range(facts["n_writers"])), *filter(None, [facts["owner_pid"]])]
     hint = "close the writer that this process has" if os.getpid() in pids else None
-    who = _processes(pids) or "a living process"
+    who = _processes(pids, name) or "a living process"
     return WriterActiveError(f"store {shown(name)} is open in {who}", hint=hint)
 
 
@@ -152,9 +152,11 @@ def _writers(inspector: Inspector, arenas: Iterable[Any]) -> list[int]:
     return [facts["writer_pid"] for facts in seen if facts["writer_alive"] and facts["writer_pid"]]
 
 
-def _processes(pids: Iterable[int]) -> str:
-    """Return the processes in words, as they are numbered in their own PID namespaces; "" for none."""
-    found = dict.fromkeys(pids)
+def _processes(pids: Iterable[int], place: str | None = None) -> str:
+    """Return the processes in words; "" for none. Of a store they may be of another PID namespace."""
+    found: list[int | str] = list(dict.fromkeys(pids))
+    for pid in of_other_namespaces(place, pids) if place else ():
+        found[found.index(pid)] = f"{pid} (of another PID namespace)"
     return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
 
 
@@ -284,14 +286,14 @@ def in_use(name: str, rank: int) -> RankInUseError:
     hint = None
     if pid == os.getpid():  # or it has the same pid in another PID namespace
         hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
-    holder = _processes([pid]) if pid else "a live reader"
+    holder = _processes([pid], name) if pid else "a live reader"
     return RankInUseError(f"rank {rank} of store {shown(name)} is taken by {holder}", hint=hint)
 
 
 def all_in_use(name: str, ranks: int) -> RankInUseError:
     """Return the error for a store that has no free rank; it names the processes that have them."""
     pids = [native.rank_pid(name, rank) for rank in range(ranks)]
-    who = f" by {_processes(pids)}" if all(pids) else ""
+    who = f" by {_processes(pids, name)}" if all(pids) else ""
     hint = "close a reader, end a process that should not be there, or create the store for more"
     return RankInUseError(f"all {ranks} ranks of store {shown(name)} are taken{who}", hint=hint)
 

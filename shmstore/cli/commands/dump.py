@@ -34,11 +34,14 @@ from shmstore.cli.commands.tables import (
     readers_table,
     writers_table,
 )
+from shmstore.errors import listed
+from shmstore.files import of_other_namespaces
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import LeaseInfo, SlotInfo, StoreFacts, StoreSnapshot
 from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of, ring_map
 from shmstore.inspect.tree import TreeNode, parse_tree
 from shmstore.inspect.verify import damage
+from shmstore.places import place_of
 from shmstore.store.stats import MORE_HITS
 
 _ROWS = 20
@@ -307,10 +310,15 @@ def _run(arguments: argparse.Namespace) -> int:
             _dump_object(arguments, inspector, console)
         else:
             snapshot, damaged = inspector.snapshot(), damage(inspector)
+            pids = [writer.pid for writer in snapshot.facts.writers if writer.state == "alive"]
+            pids += [reader.pid for reader in snapshot.readers if reader.state == "alive"]
+            others = of_other_namespaces(place_of(arguments.name, arguments.dir), filter(None, pids))
             if arguments.json:
-                print_json({"ok": not damaged, "snapshot": snapshot, "damaged": damaged})
+                print_json({"ok": not damaged, "snapshot": snapshot, "damaged": damaged, "elsewhere": others})
             else:
                 draw_snapshot(console, snapshot, arguments.all, list(damaged.values()))
+            if others and not arguments.json:
+                console.print(f"of another PID namespace: process {listed(others)}", style="dim")
     for text in damaged.values():  # the first: all are on the screen
         return complain("dump", f"{arguments.name}: {text}")
     return EXIT_OK
