@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,14 @@ START, END = 420.0, 60.0
 """Seconds within which a server is up, or gone."""
 
 
+def until(holds: Callable[[], bool], seconds: float = END) -> None:
+    """Wait for something; AssertionError if it does not come."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -42,26 +50,11 @@ class Server:
     def __init__(self, model: Path, log: Path, *settings: str, within: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.log = log
-        command: list[str | Path] = [
-            *within,
-            Path(sys.executable).parent / "vllm",
-            "serve",
-            model,
-            "--served-model-name",
-            "tiny",
-        ]
-        command += [
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--dtype",
-            "float32",
-            "--enforce-eager",
-            "--seed",
-            "0",
-        ]
-        command += ["--max-model-len", "8192", "--mm-processor-cache-type", "shm", *settings]
+        options = (
+            f"--host 127.0.0.1 --port {self.port} --served-model-name tiny --dtype float32 --enforce-eager --seed 0 "
+            "--max-model-len 8192 --mm-processor-cache-type shm"
+        )
+        command = [*within, Path(sys.executable).parent / "vllm", "serve", model, *options.split(), *settings]
         with log.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
@@ -175,10 +168,7 @@ class Server:
 
         The servers count together, and each image is processed that its server's cache does not have.
         """
-        deadline = time.monotonic() + END
-        while queries != self.metric("vllm:mm_cache_queries_total"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: queries == self.metric("vllm:mm_cache_queries_total"))
         return queries - int(self.metric("vllm:mm_cache_hits_total"))
 
     def store(self) -> Any:

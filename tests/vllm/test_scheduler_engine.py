@@ -8,31 +8,20 @@ from typing import Any
 
 import pytest
 
-from shmstore.integrations.vllm import scheduler as ours
-from tests.vllm.model import TEXT, make_text_model
+from tests.vllm.model import make_text_model
 
 NAME = "shmstore.integrations.vllm.scheduler.Scheduler"
 SENTENCE = "The quick brown fox jumps over the lazy dog, and what it does then nobody knows. " * 3
 # Prompts share beginnings, are computed in several steps, and push each other out.
 TIGHT = {"max_num_batched_tokens": 128, "num_gpu_blocks_override": 24, "scheduler_reserve_full_isl": False}
-NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}}
-RUNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "two groups, two workers": ("two groups", TIGHT | {"tensor_parallel_size": 2}),
-    "full, n-gram": ("full", NGRAM),
-}
-"""That every step is the same, in more settings, is in test_scheduler.py."""
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {kind: make_text_model(tmp_path_factory.mktemp("text"), kind) for kind in TEXT}
-
-
-def run(model: Path, scheduler: str | None, **settings: Any) -> dict[str, Any]:
-    """Return what an engine answers to prompts that it sees twice, and its counts."""
+def run(model: Path, scheduler: str | None) -> dict[str, Any]:
+    """Return what an engine of two workers answers to prompts that it sees twice, and its counts."""
     from vllm import LLM, SamplingParams
 
-    common: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "dtype": "float32",
         "enforce_eager": True,
         "block_size": 32,
@@ -40,12 +29,11 @@ def run(model: Path, scheduler: str | None, **settings: Any) -> dict[str, Any]:
         "max_num_seqs": 8,
         "disable_log_stats": False,
         "seed": 0,
+        "tensor_parallel_size": 2,
+        "speculative_config": NGRAM,
     }
-    llm = LLM(str(model), scheduler_cls=scheduler, **common | settings)
+    llm = LLM(str(model), scheduler_cls=scheduler, **settings | TIGHT)
     try:
-        core = getattr(llm.llm_engine.engine_core, "engine_core", None)  # it may be in a process of its own
-        if core is not None:
-            assert isinstance(core.scheduler.kv_cache_manager, ours.KVManager) == (scheduler is not None)
         sampling = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
         prompts = [SENTENCE[: 40 + 17 * i] + str(i) for i in range(12)]
         rounds = [llm.generate(prompts, sampling, use_tqdm=False) for _ in range(2)]
@@ -62,16 +50,12 @@ def run(model: Path, scheduler: str | None, **settings: Any) -> dict[str, Any]:
         gc.collect()
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_tokens_and_hits_are_those_of_vllm(
-    models: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kind, settings = RUNS[name]
-    # In this process the scheduler can be looked at. But vLLM starts only one engine with numba in a process.
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1" if settings is NGRAM else "0")
-    theirs, mine = (run(models[kind], scheduler, **settings) for scheduler in (None, NAME))
+def test_the_tokens_and_hits_are_those_of_vllm(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With two groups, two workers and speculative tokens; test_scheduler.py compares each step in more settings."""
+    model = make_text_model(tmp_path, "two groups")
+    theirs, mine = (run(model, scheduler) for scheduler in (None, NAME))
     assert theirs == mine
+    assert "uses the KV-cache manager of shmstore" in "".join(capfd.readouterr())
     assert 1 < len({token for tokens in mine["tokens"] for token in tokens})
-    if settings is not NGRAM:
-        assert 0 < mine["vllm:num_preemptions"]
+    assert 0 < mine["vllm:num_preemptions"]
     assert 0 < mine["vllm:prefix_cache_hits"]

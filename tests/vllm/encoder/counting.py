@@ -34,18 +34,19 @@ def processed(folder: Path) -> int:
 
 
 def register() -> None:
-    """Count in this process, if it is one with a processor or an encoder."""
+    """Count in this process, if it is one with a processor or an encoder; in the first rank alone."""
+    from vllm.distributed.parallel_state import get_tp_group
     from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration as Model
     from vllm.multimodal.processing import BaseMultiModalProcessor as Processor
 
     process = Processor._call_hf_processor
-
     real = Model.embed_multimodal
 
     def counted(self: Any, **given: Any) -> Any:
         items = sum(len(given[name]) for name in ("image_grid_thw", "video_grid_thw") if given.get(name) is not None)
-        with open(os.environ[CALLS], "ab") as file:
-            file.write(b"." * items)
+        if get_tp_group().rank_in_group == 0:
+            with open(os.environ[CALLS], "ab") as file:
+                file.write(b"." * items)
         while os.path.exists(os.environ[HOLD]):
             time.sleep(0.02)
         return real(self, **given)

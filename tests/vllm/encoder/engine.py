@@ -30,12 +30,12 @@ def connector(store: str, **options: Any) -> dict[str, Any]:
 
 
 class Engine:
-    """An engine, which answers what it is asked, and its process group."""
+    """An engine, which answers what it is asked, and its process group; `env` is what it has of its own."""
 
-    def __init__(self, model: Path, folder: Path, **settings: Any) -> None:
+    def __init__(self, model: Path, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         common = {"cache": "lru", "disable_log_stats": True}
         self.log = folder / f"engine-{os.urandom(3).hex()}.log"
-        env = os.environ | counting.environment(folder) | {"SHMSTORE_VLLM": "0"}
+        own = os.environ | counting.environment(folder) | {"SHMSTORE_VLLM": "0"} | (env or {})
         command = [sys.executable, "-m", "tests.vllm.encoder.engine", str(model), json.dumps(common | settings)]
         self._down, down = os.pipe()
         with self.log.open("wb") as log:
@@ -44,7 +44,7 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=env,
+                env=own,
                 pass_fds=[down],
                 start_new_session=True,
             )

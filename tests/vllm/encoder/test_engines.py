@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,29 +10,29 @@ import pytest
 
 from shmstore.cli.main import main as shmstore
 from shmstore.inspect.inspector import StoreInspector
+from shmstore.integrations.vllm.shared import STORE
 from shmstore.store import ObjectStoreWriter
 from tests.support import store_name
-from tests.vllm.encoder import counting
-from tests.vllm.encoder.counting import calls
+from tests.vllm.encoder.counting import calls, processed
 from tests.vllm.encoder.engine import Engine, connector, engines
-from tests.vllm.inputs import photograph
-from tests.vllm.server import server
 
 IMAGES = 8
+TP = {"tensor_parallel_size": 2}
 Lru = Callable[..., dict[str, list[list[int]]]]
 
 
 class Host:
-    """A folder in which calls are counted, and the name of a store."""
+    """A folder in which calls are counted, the name of the connector's store, and that of the first engine's cache."""
 
     def __init__(self, model: Path, folder: Path) -> None:
-        self.model, self.folder, self.name = model, folder, store_name()
+        self.model, self.folder, self.name, self.cache = model, folder, store_name(), store_name()
+        self.first = {"cache": "shm", "env": {"SHMSTORE_VLLM": "strict", STORE: self.cache}}
 
-    def engines(self, *settings: dict[str, Any], **options: Any) -> Any:
-        config = connector(self.name, **options)
+    def engines(self, *settings: dict[str, Any]) -> Any:
+        config = connector(self.name, share_uuids=True)
         return engines(self.model, self.folder, *({"ec_transfer_config": config} | each for each in settings))
 
-    def calls_during(self, work: Callable[[], Any]) -> int:
+    def encodes_during(self, work: Callable[[], Any]) -> int:
         before = calls(self.folder)
         work()
         return calls(self.folder) - before
@@ -46,37 +42,26 @@ class Host:
 def host(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     made = Host(model, tmp_path_factory.mktemp("encoder"))
     yield made
-    if Path("/dev/shm", made.name).exists():
-        ObjectStoreWriter.unlink(made.name)
+    for name in (made.name, made.cache):
+        if Path("/dev/shm", name).exists():
+            ObjectStoreWriter.unlink(name)
 
 
 def ask_each(engine: Engine, expected: list[list[int]]) -> None:
     assert expected == [tokens for number in range(len(expected)) for tokens in engine.ask([number])]
 
 
-def test_three_engines_that_meet_each_image_twice_encode_it_once(host: Host, lru: Lru) -> None:
-    expected = lru()["photographs"][:IMAGES]
+def test_two_engines_that_meet_each_image_twice_encode_it_once(host: Host, lru: Lru) -> None:
     prompts = [[number] for number in range(IMAGES)] * 2
-    with host.engines({}, {}, {}) as three:
+    with host.engines(host.first, TP) as (one, two):
 
-        def all_at_once() -> None:
-            for one in three:
-                one.send({"ask": prompts})
-            assert [expected * 2] * 3 == [one.wait() for one in three]
+        def both_at_once() -> None:
+            for each in (one, two):
+                each.send({"ask": prompts})
+            for each, settings in ((one, {}), (two, TP)):
+                assert lru(**settings)["photographs"][:IMAGES] * 2 == each.wait()
 
-        assert IMAGES == host.calls_during(all_at_once)
-        for one in three:
-            one.kill()  # with all of its processes, as when power fails
-
-
-def test_after_the_death_of_all_two_engines_encode_only_what_is_new(host: Host, lru: Lru) -> None:
-    tp = {"tensor_parallel_size": 2}
-    with host.engines({}, tp, share_uuids=True) as (one, two):
-        assert 0 == host.calls_during(lambda: ask_each(one, lru()["photographs"][:IMAGES]))
-        assert 0 == host.calls_during(lambda: ask_each(two, lru(**tp)["photographs"][:IMAGES]))
-        new = len(lru(**tp)["photographs"]) - IMAGES
-        assert 2 * new == host.calls_during(lambda: ask_each(two, lru(**tp)["photographs"]))  # in both ranks
-        assert 0 == host.calls_during(lambda: ask_each(one, lru()["photographs"]))
+        assert IMAGES == host.encodes_during(both_at_once)
 
         # One name for two pictures, in either order: each engine answers about its own.
         small, large = (224, 168), (448, 336)
@@ -87,9 +72,21 @@ def test_after_the_death_of_all_two_engines_encode_only_what_is_new(host: Host, 
             assert own == one.ask([31], size=second)
 
         # New weights: what was stored before is not found, by this engine.
-        assert 1 == host.calls_during(lambda: one.ask([0], reset=True))
-        assert 0 == host.calls_during(lambda: one.ask([0]))
-        assert 0 == host.calls_during(lambda: two.ask([0]))
+        assert 1 == host.encodes_during(lambda: one.ask([0], reset=True))
+        assert 0 == host.encodes_during(lambda: one.ask([0]))
+        assert 0 == host.encodes_during(lambda: two.ask([0]))
+        for each in (one, two):
+            each.kill()  # with all of its processes, as when power fails
+
+
+def test_after_the_death_of_all_an_engine_processes_and_encodes_only_what_is_new(host: Host, lru: Lru) -> None:
+    expected = lru()["photographs"]
+    with host.engines(host.first) as (one,):
+        before = processed(host.folder)
+        assert 0 == host.encodes_during(lambda: ask_each(one, expected[:IMAGES]))
+        assert before == processed(host.folder)
+        assert len(expected) - IMAGES == host.encodes_during(lambda: ask_each(one, expected))
+        assert len(expected) - IMAGES == processed(host.folder) - before
 
 
 def test_only_the_store_stays_and_a_command_removes_it(host: Host, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,39 +95,3 @@ def test_only_the_store_stays_and_a_command_removes_it(host: Host, capsys: pytes
         assert not any(slot.pinned_by or slot.leased_to for slot in inspector.slots())
     assert 0 == shmstore(["gc", host.name, "--yes", "--force"])
     assert not Path("/dev/shm", host.name).exists()
-
-
-def until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_a_server_killed_in_its_encoder_is_replaced_by_the_one_that_waits(
-    host: Host, lru: Lru, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = ("--ec-transfer-config", json.dumps(connector(host.name)), "--mm-processor-cache-gb", "0.02")
-    for name, value in counting.environment(host.folder, "hold-one").items():
-        monkeypatch.setenv(name, value)
-    with server(host.model, host.folder / "one.log", *settings) as one:
-        monkeypatch.setenv(counting.HOLD, str(host.folder / "none"))
-        with server(host.model, host.folder / "two.log", *settings) as two:
-            (host.folder / "hold-one").touch()
-            before = calls(host.folder)
-            lost = one.send(photograph(3))
-            until(lambda: calls(host.folder) == before + 1)
-            waits = two.send(photograph(3))
-            until(lambda: two.metric("shmstore_encoder_deferred_total") == 1)
-            assert 200 == two.ask(text="and without a picture")[0]
-            one.stop(signal.SIGKILL)
-            answer = waits.getresponse()
-            said = json.loads(answer.read())
-            assert (200, lru()["photographs"][3]) == (answer.status, said["choices"][0]["token_ids"])
-            assert calls(host.folder) == before + 2
-            shown = [two.metric(f"shmstore_encoder_{name}_total") for name in ("encoded", "stored", "unclaimed")]
-            assert [1, 1, 0] == shown
-            lost.close()
-            waits.close()
-    os.unlink(host.folder / "hold-one")
-    ObjectStoreWriter.unlink(host.name)
