@@ -70,15 +70,6 @@ def _eagle_groups(groups: Sequence[KVCacheGroupSpec], use_eagle: bool) -> tuple[
     return drops, len(groups) > 1 and (bool(marked) or not full_and_another)
 
 
-def _id_of(request: RequestLike) -> str:
-    try:
-        return request.request_id
-    except AttributeError:
-        raise TypeError(
-            f"request must have the attributes of a Request (not its id alone), and this has not: {shown(request)}"
-        ) from None
-
-
 class KVCacheManager:
     """The block tables of all requests, the prefix cache, and its statistics and events.
 
@@ -196,13 +187,8 @@ class KVCacheManager:
         Add no reference: until `allocate_slots` has the blocks, they may be handed out to other requests. With
         `record_stats=False`, do not count the look-up: call `record_prefix_cache_stats` when the request is scheduled.
         """
-        try:
-            skip = request.skip_reading_prefix_cache
-        except AttributeError:
-            _id_of(request)
-            raise
         self.shared_prefix_boundary = 0
-        if skip or not self.enable_caching:
+        if request.skip_reading_prefix_cache or not self.enable_caching:
             return self.empty_kv_cache_blocks, 0
         num_tokens = request.num_tokens
         hashes = request.block_hashes
@@ -265,11 +251,7 @@ class KVCacheManager:
         hashes. ValueError also for computed blocks of another manager, for a request that has blocks, or with caching
         off.
         """
-        try:
-            request_id, seen = request.request_id, request.num_computed_tokens
-        except AttributeError:
-            _id_of(request)
-            raise
+        request_id, seen = request.request_id, request.num_computed_tokens
         if (  # most decode steps end here
             new_computed_blocks is None
             and seen >= 0
@@ -355,7 +337,7 @@ class KVCacheManager:
 
     def free(self, request: RequestLike) -> None:
         """Give the request's blocks back, so that its last are reused first; do nothing for an unknown request."""
-        self._tables.release(_id_of(request))
+        self._tables.release(request.request_id)
 
     def pop_blocks_for_free(self, request: RequestLike) -> list[KVCacheBlock]:
         """Forget the request, and return its blocks with their references, group after group.
@@ -373,7 +355,7 @@ class KVCacheManager:
         check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
         if not self.enable_caching:
             return
-        request_id = _id_of(request)
+        request_id = request.request_id
         if request_id not in self._tables:
             if num_computed_tokens >= min(self._sizes):
                 raise ValueError(f"request {shown(request_id)} has no blocks to cache: call allocate_slots first")

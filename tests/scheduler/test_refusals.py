@@ -330,16 +330,6 @@ def test_what_a_manager_refuses_changes_nothing(message: str, call: Any) -> None
     assert before == [state(each) for each in managers]
 
 
-@pytest.mark.parametrize("wrong", [None, "a"])
-def test_what_is_no_request_is_refused_with_what_is_expected(wrong: Any) -> None:
-    kv = Case().kv
-    before = state(kv)
-    for call in (kv.free, kv.get_computed_blocks, lambda r: kv.allocate_slots(r, 1), lambda r: kv.cache_blocks(r, 4)):
-        with pytest.raises(TypeError, match=r"request must have the attributes of a Request.*: " + repr(wrong)):
-            call(wrong)
-    assert before == state(kv)
-
-
 @pytest.mark.parametrize("running", [True, False])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(
