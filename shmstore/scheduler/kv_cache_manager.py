@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import lcm
 from typing import Any
 
-from shmstore.bindings.blockpool import unpack_ids
 from shmstore.bindings.hashlist import BlockHashes
 from shmstore.bindings.kvcache import KINDS, Step, Tables
 from shmstore.errors import shown
@@ -444,33 +443,6 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Return the ids of the request's blocks in each group."""
         return self.get_blocks(request_id).get_block_ids()
-
-    def get_block_ids_for_computed_tokens(self, request_id: str, num_computed_tokens: int) -> tuple[list[int], ...]:
-        """Return the ids of the request's blocks that hold its first `num_computed_tokens` tokens, in each group."""
-        check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
-        ids = self.get_block_ids(request_id)
-        return tuple(ids[: -(-num_computed_tokens // size)] for ids, size in zip(ids, self._sizes, strict=True))
-
-    def truncate_computed_blocks(self, blocks: KVCacheBlocks, num_computed_tokens: int) -> KVCacheBlocks:
-        """Return the blocks of the first `num_computed_tokens` tokens of a look-up's result.
-
-        ValueError if they do not end where a block of each group ends, or if there are fewer. ValueError also if a
-        window or chunk that ends there needs blocks that the result left out; then look up a shorter request.
-        """
-        check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
-        counts = [num_computed_tokens // size for size in self._sizes]
-        if any(num_computed_tokens % size for size in self._sizes) or any(map(int.__gt__, counts, blocks.counts)):
-            raise ValueError(
-                f"num_computed_tokens must be a multiple of the block sizes {self._sizes}, and no more than the blocks "
-                f"hold, not {num_computed_tokens}"
-            )
-        groups = [ids[: 4 * n] for ids, n in zip(blocks.split(), counts, strict=True)]
-        if counts != list(blocks.counts) and any(0 in unpack_ids(ids) for ids in groups):
-            raise ValueError(
-                f"the first {num_computed_tokens} tokens need blocks that this look-up left out as passed by a window: "
-                "look up a request of these tokens and one more"
-            )
-        return self._own(KVCacheBlocks.from_ids(blocks.pool, b"".join(groups), tuple(counts)))
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """Return for each group how many leading blocks this request shares with all requests that have blocks."""

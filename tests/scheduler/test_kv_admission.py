@@ -186,30 +186,6 @@ def test_a_look_up_is_counted_once_when_the_caller_says_so() -> None:
     assert (1, 9, 4) == (stats.preempted_requests, stats.preempted_queries, stats.preempted_hits)
 
 
-def test_the_part_of_a_table_or_a_hit_that_some_tokens_take() -> None:
-    kv = manager(40, ("full", 4), ("sw", 8, 8))
-    admit(kv, request("a", range(40)))
-    assert [([], []), ([1], [11]), ([1, 2, 3], [11, 12])] == [
-        kv.get_block_ids_for_computed_tokens("a", n) for n in (0, 1, 9)
-    ]
-    assert ([], []) == kv.get_block_ids_for_computed_tokens("unknown", 5)
-    found, hit = kv.get_computed_blocks(request("b", range(40)))
-    assert 32 == hit
-    assert kv.empty_kv_cache_blocks is kv.truncate_computed_blocks(found, 0)
-    assert found.get_block_ids() == kv.truncate_computed_blocks(found, 32).get_block_ids()
-    for wrong in (4, 17, 40, -8):
-        with pytest.raises(ValueError, match="num_computed_tokens"):
-            kv.truncate_computed_blocks(found, wrong)
-    with pytest.raises(ValueError, match="16 tokens"):  # the window before them was left out
-        kv.truncate_computed_blocks(found, 16)
-    short, hit = kv.get_computed_blocks(request("c", range(17)))
-    assert (16, ([1, 2, 3, 4], [0, 12])) == (hit, short.get_block_ids())
-    plain = manager(40, ("full", 4))
-    admit(plain, request("a", range(40)))
-    found, _ = plain.get_computed_blocks(request("b", range(40)))
-    assert ([1, 2, 3, 4],) == plain.truncate_computed_blocks(found, 16).get_block_ids()
-
-
 def test_metrics_hear_of_the_blocks_for_external_tokens() -> None:
     heard: list[int] = []
 
