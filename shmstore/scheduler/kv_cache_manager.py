@@ -401,13 +401,8 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents and return True; while any block is in use, log a warning and return False."""
-        stats, before = self._stats, self._stats.reset
-        stats.reset = True  # already now, because the metrics collector may ask for it
-        done = False
-        try:
-            done = self.block_pool.reset_prefix_cache()
-        finally:
-            stats.reset = done or before
+        done = self.block_pool.reset_prefix_cache()
+        self._stats.reset |= done
         return done
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:

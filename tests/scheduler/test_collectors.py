@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,17 +210,6 @@ def test_an_interrupt_inside_a_collector_comes_through_and_finds_the_state_compl
     with pytest.raises(KeyboardInterrupt):
         kv.reset_prefix_cache()
     assert (0, 1) == (kv.block_pool.num_cached_keys, len(kv.take_events()))
-
-
-def test_a_pool_notes_that_it_was_reset_before_its_collector_hears_of_it() -> None:
-    seen: list[Any] = []
-    kv = manager(
-        9, ("full", 4), enable_kv_cache_events=True, log_stats=True,
-        metrics_collector=Meddler(lambda: seen.append((kv.take_events(), replace(kv.make_prefix_cache_stats())))),  # type: ignore[type-var]
-    )  # fmt: skip
-    assert kv.reset_prefix_cache() is True
-    ((events, stats),) = seen
-    assert (["AllBlocksCleared"], True) == ([type(event).__name__ for event in events], stats.reset)
 
 
 def test_a_pool_tells_what_was_touched_and_never_of_the_null_block() -> None:
