@@ -13,6 +13,7 @@ import pytest
 from shmstore.files import PREFIX, holders
 from shmstore.integrations.compare import Sources
 from shmstore.integrations.vllm import compare
+from shmstore.store import ObjectStoreWriter
 
 collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*", "encoder/test_*"]
 
@@ -55,6 +56,15 @@ def _no_segment_left_behind() -> Iterator[None]:
         if not holders(about.st_dev, about.st_ino):
             path.unlink()
     assert set() == {name for name in left if name.startswith(PREFIX)}
+
+
+@pytest.fixture
+def desk() -> Iterator[Any]:
+    """A desk that requests come to, with a store of its own."""
+    from tests.vllm.parts import Desk
+
+    with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        yield Desk(writer)
 
 
 @pytest.fixture(scope="session")

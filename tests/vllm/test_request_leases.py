@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,21 +10,9 @@ import pytest
 import torch
 from vllm.v1.engine import EngineCoreRequestType, FinishReason
 
-import shmstore
 from shmstore.integrations.vllm.items import ref_of
 from shmstore.integrations.vllm.requests import RequestLeases, follow_engines
 from tests.vllm.parts import FIELDS, Desk, item
-
-
-@pytest.fixture
-def writer() -> Iterator[shmstore.ObjectStoreWriter]:
-    with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as made:
-        yield made
-
-
-@pytest.fixture
-def desk(writer: shmstore.ObjectStoreWriter) -> Desk:
-    return Desk(writer)
 
 
 def test_a_lease_ends_when_the_core_has_finished_its_request(desk: Desk) -> None:
@@ -194,16 +181,6 @@ def test_the_last_part_of_a_stream_ends_the_leases_of_all_parts(desk: Desk) -> N
     assert 1 == desk.opened
 
 
-def test_a_request_that_a_stop_string_ended_may_be_in_the_core_still(desk: Desk) -> None:
-    desk.request("a")
-    desk.stopped = ("a",)
-    desk.output("a")
-    assert 1 == desk.opened
-    desk.request("b")
-    desk.output("b", finished=True)
-    assert 0 == desk.opened
-
-
 def test_a_token_of_a_streams_first_part_ends_no_lease_from_before_its_second(desk: Desk) -> None:
     desk.request("stream")
     desk.request("b")
@@ -227,9 +204,14 @@ def test_a_token_of_a_streams_text_says_nothing_about_what_came_before_its_item(
     assert 2 == desk.opened
 
 
-def test_a_request_that_the_core_aborts_may_be_on_its_way_to_the_workers(desk: Desk) -> None:
+@pytest.mark.parametrize("ended_by", ["a stop string", "the core's abort"])
+def test_a_request_that_ends_otherwise_may_be_on_its_way_to_the_workers(desk: Desk, ended_by: str) -> None:
     desk.request("a")
-    desk.output("a", finished=True, reason=FinishReason.ABORT)
+    if ended_by == "a stop string":
+        desk.stopped = ("a",)
+        desk.output("a")
+    else:
+        desk.output("a", finished=True, reason=FinishReason.ABORT)
     assert 1 == desk.opened
     desk.request("b")
     desk.output("b", finished=True)

@@ -29,17 +29,6 @@ from tests.vllm.parts import FIELDS, Desk, config, item, plain, prompt_updates, 
 
 
 @pytest.fixture
-def writer() -> Iterator[shmstore.ObjectStoreWriter]:
-    with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as made:
-        yield made
-
-
-@pytest.fixture
-def desk(writer: shmstore.ObjectStoreWriter) -> Desk:
-    return Desk(writer)
-
-
-@pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a store that outlives its caches."""
     name = f"vllm-plugin-{os.getpid()}"
