@@ -71,7 +71,7 @@ def desk() -> Iterator[Any]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.vllm.model import make_model
 
-    return make_model(tmp_path_factory.mktemp("model"))
+    return make_model(tmp_path_factory.mktemp("model"), pixels=1 << 18)
 
 
 @pytest.fixture(scope="session")

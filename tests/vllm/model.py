@@ -29,7 +29,6 @@ TEMPLATE = (
     "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-PIXELS = {"min_pixels": 56 * 56, "max_pixels": 4 << 20, "size": {"shortest_edge": 56 * 56, "longest_edge": 4 << 20}}
 PATCHES = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "processor_class": "Qwen2_5_VLProcessor"}
 CHANNELS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}
 
@@ -56,15 +55,19 @@ def make_tokenizer(folder: Path) -> dict[str, Any]:
     return ids
 
 
-def make_model(folder: Path, **encoder: int) -> Path:
-    """Make the model's folder if it is not there, and return it; `encoder` replaces sizes of the vision part."""
+def make_model(folder: Path, pixels: int = 4 << 20, **encoder: int) -> Path:
+    """Make the model's folder if it is not there, and return it; `encoder` replaces sizes of the vision part.
+
+    Larger images are made as small as `pixels`. An engine's start tries the largest.
+    """
     if (folder / "made").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     ids = make_tokenizer(folder)
+    sizes = {"min_pixels": 56**2, "max_pixels": pixels, "size": {"shortest_edge": 56**2, "longest_edge": pixels}}
     image, video = {"image_processor_type": "Qwen2VLImageProcessor"}, {"video_processor_type": "Qwen2VLVideoProcessor"}
-    write(folder / "preprocessor_config.json", image | PIXELS | PATCHES | CHANNELS)
-    write(folder / "video_preprocessor_config.json", video | PIXELS | PATCHES | CHANNELS)
+    write(folder / "preprocessor_config.json", image | sizes | PATCHES | CHANNELS)
+    write(folder / "video_preprocessor_config.json", video | sizes | PATCHES | CHANNELS)
     vision: dict[str, Any] = {
         "depth": 1,
         "hidden_size": 64,
