@@ -35,7 +35,7 @@ def test_the_tokens_of_two_workers_are_those_of_lru(
 def test_preemptions_and_a_cache_that_is_too_small_change_no_token(
     model: Path, lru: Callable[..., dict[str, Tokens]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHMSTORE_VLLM_READ", "until_step")
+    monkeypatch.setenv("SHMSTORE_VLLM_READ", "private")
     with offline(model, "shm", **TIGHT) as engine:
         found = answers(engine, ours=True)
         assert 0 < store().evictions

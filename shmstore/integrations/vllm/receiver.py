@@ -1,11 +1,10 @@
 """The cache of vLLM's worker: it turns references into items.
 
-A worker keeps the items of a request until the request ends, though the encoder needs them once. Hence four ways:
+A worker keeps the items of a request until the request ends, though the encoder needs them once. Hence three ways:
 
-    copy        a private copy, the default; nothing of the store is held, and models may write to it
-    views       read-only views, which hold the item in the store until the request has ended; a write is a fault
-    private     writable tensors that nobody else sees, which hold the item like views; only what is written is copied
-    until_step  an item that reads itself whenever it is used, and holds nothing in between
+    copy     a private copy, the default; nothing of the store is held, and models may write to it
+    views    read-only views, which hold the item in the store until the request has ended; a write is a fault
+    private  writable tensors that nobody else sees, which hold the item like views; only what is written is copied
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from functools import cached_property
 from typing import Any
 
 from vllm.multimodal.cache import BaseMultiModalReceiverCache
-from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from shmstore.integrations.vllm.items import ref_of, register_items
 from shmstore.integrations.vllm.shared import HANDLE, store_name
 from shmstore.multimodal.caches.shm_receiver import get_patiently
-from shmstore.refs import ObjectRef, StoreHandle
+from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader
 
-POLICIES = ("copy", "views", "private", "until_step")
+POLICIES = ("copy", "views", "private")
 
 
 def policy() -> str:
@@ -32,24 +30,6 @@ def policy() -> str:
     if chosen not in POLICIES:
         raise ValueError(f"SHMSTORE_VLLM_READ must be one of {', '.join(POLICIES)}, not {chosen!r}")
     return chosen
-
-
-class LazyItem(MultiModalKwargsItem):  # type: ignore[misc]
-    """An item that reads itself whenever it is used; the views are gone when their user is.
-
-    A request of one image makes seven reads, 20 us each. To read once, it would have to hold the item until some call.
-    """
-
-    def __init__(self, reader: ObjectStoreReader, ref: ObjectRef) -> None:
-        self._reader, self._ref = reader, ref
-
-    @property
-    def data(self) -> Any:
-        """The elements, as they are in the store."""
-        return get_patiently(self._reader, self._ref).data
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MultiModalKwargsItem, (self.data,)
 
 
 class ReceiverCache(BaseMultiModalReceiverCache):  # type: ignore[misc]
@@ -84,8 +64,6 @@ class ReceiverCache(BaseMultiModalReceiverCache):  # type: ignore[misc]
         ref = ref_of(mm_item)
         if ref is None:
             return mm_item
-        if self._policy == "until_step":
-            return LazyItem(self.reader, ref)
         return get_patiently(self.reader, ref, copy=self._policy == "copy", private=self._policy == "private")
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: Any = None) -> None:

@@ -60,7 +60,7 @@ def test_this_vllm_is_known_and_another_is_refused(config: Any, monkeypatch: pyt
         ({"wait_s": -5.0}, "wait_s"),
         ({"wait_s": math.nan}, "wait_s"),
         ({"single_flight": 1}, "single_flight"),
-        ({"read": "until_step"}, "read"),
+        ({"read": "private"}, "read"),
         ({"capacity": 16}, "capacity"),
     ],
 )
