@@ -66,9 +66,9 @@ class BlockHasher:
     name and a salt of the same text give the same hash, so use it only to get the hashes of an earlier version.
     Processes and hosts with the same block size, algorithm, seed and form of extra keys get the same hashes.
 
-    `algorithm` is "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). With `library`
-    "auto" one C call hashes all blocks of a request if the system has libcrypto; "hashlib" makes the same hashes in
-    Python. ValueError for another word, or a `block_size` below 1 or beyond an int32.
+    `algorithm` is "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). If the system has
+    libcrypto, one C call makes all SHA-256 hashes of a request. ValueError for another word, or a `block_size` below 1
+    or beyond an int32.
     """
 
     def __init__(
@@ -78,13 +78,10 @@ class BlockHasher:
         seed: str = "0",
         *,
         extra_keys: str = "tagged",
-        library: str = "auto",
     ) -> None:
         check_range(1, INT32_LIMIT, block_size=block_size)
         if extra_keys not in ("tagged", "flat"):
             raise ValueError(f'extra_keys must be "tagged" or "flat", not {shown(extra_keys)}')
-        if library not in ("auto", "hashlib"):
-            raise ValueError(f'library must be "auto" or "hashlib", not {shown(library)}')
         if algorithm == "sha256_cbor":
             self._digest: Callable[[bytes], bytes] = _sha256
         elif algorithm == "xxh3_cbor":
@@ -96,7 +93,7 @@ class BlockHasher:
         self.seed = seed
         self.extra_keys = extra_keys
         self.seed_hash: bytes = self._digest(encode_cbor(seed))
-        self._in_c = algorithm == "sha256_cbor" and library == "auto" and blockhash.sha256_ready()
+        self._in_c = algorithm == "sha256_cbor" and blockhash.sha256_ready()
 
     def __call__(self, request: Any) -> Sequence[bytes]:
         """Return the hashes of the full blocks of `request` that its `block_hashes` lacks; change nothing.

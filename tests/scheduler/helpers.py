@@ -48,6 +48,13 @@ def features(*items: Sequence[Any]) -> list[Feature]:
     return [Feature(identifier, Place(offset, length)) for identifier, offset, length in items]
 
 
+def hasher(block_size: int, library: str = "auto", **options: Any) -> BlockHasher:
+    """A hasher as on this host, or with `library` "hashlib" as on one without libcrypto."""
+    made = BlockHasher(block_size, **options)
+    made._in_c = made._in_c and library == "auto"
+    return made
+
+
 def spec(kind: str, block_size: int, parameter: int = 0) -> KVCacheSpec:
     attention: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 2, "head_size": 8, "dtype": "float16"}
     match kind:

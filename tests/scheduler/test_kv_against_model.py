@@ -10,9 +10,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from shmstore.scheduler import BlockHasher, KVCacheManager, Request
+from shmstore.scheduler import KVCacheManager, Request
 from tests.scheduler import model
-from tests.scheduler.helpers import features, manager
+from tests.scheduler.helpers import features, hasher, manager
 
 # (groups, hash block size, options): every kind alone and beside full attention, unlike sizes, several of a kind,
 # several kinds in any order, and groups of a draft model.
@@ -64,7 +64,7 @@ class Pair:
         self.model = model.ModelManager(num_blocks, groups, max_model_len, self.size, **options)
         self.caching = self.kv.enable_caching
         self.cross = any(group[0] == "cross" for group in groups)
-        self.hasher = BlockHasher(self.size, library="hashlib" if setup % 3 == 0 else "auto")
+        self.hasher = hasher(self.size, "hashlib" if setup % 3 == 0 else "auto")
         self.setup = setup
         self.operations = 0
         self.met: Counter[str] = Counter()

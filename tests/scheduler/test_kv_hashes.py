@@ -21,7 +21,7 @@ from shmstore.scheduler import (
 )
 from shmstore.scheduler.block_hasher import encode_cbor
 from tests.scheduler import model
-from tests.scheduler.helpers import features
+from tests.scheduler.helpers import features, hasher
 
 
 def test_the_seed_hash_is_that_of_the_seed_as_cbor_text() -> None:
@@ -42,7 +42,7 @@ LIBRARIES = pytest.mark.parametrize("library", ["auto", "hashlib"])
 @LIBRARIES
 def test_lora_salt_and_an_item_give_the_hashes_of_the_flat_example(library: str) -> None:
     request = Request(
-        "r", range(8), block_hasher=BlockHasher(4, extra_keys="flat", library=library), lora_name="L", cache_salt="s",
+        "r", range(8), block_hasher=hasher(4, library, extra_keys="flat"), lora_name="L", cache_salt="s",
         mm_features=features(("img", 2, 4)), lora_path="not in the flat form",
     )  # fmt: skip
     assert ["0204491c7a770529", "3460421f18eb7203"] == [block_hash.hex()[:16] for block_hash in request.block_hashes]
@@ -57,7 +57,7 @@ def test_lora_salt_and_an_item_give_the_hashes_of_the_flat_example(library: str)
 def test_tagged_extra_keys_are_encoded_kind_by_kind(library: str, path: str | None, known: list[str]) -> None:
     rows = np.arange(4, dtype=np.uint8).reshape(2, 2)
     request = Request(
-        "r", range(8), block_hasher=BlockHasher(4, library=library), lora_name="L", lora_path=path, cache_salt="s",
+        "r", range(8), block_hasher=hasher(4, library), lora_name="L", lora_path=path, cache_salt="s",
         mm_features=features(("img", 2, 4)), prompt_embeds=rows,
     )  # fmt: skip
     lora = b"\x83\x64lora\x61L" + (b"\xf6" if path is None else b"\x62/l")
@@ -145,7 +145,7 @@ def test_all_ways_to_hash_agree_for_every_size_of_token(size: int, form: str) ->
     items = features(("a" * 64, 0, 9), ("b", 3, 40), ("c", 3, 2), ("d", 17, 0), ("e", 17, 1))
     made = [
         Request(
-            "r", tokens, block_hasher=BlockHasher(size, extra_keys=form, library=library), mm_features=items,
+            "r", tokens, block_hasher=hasher(size, library, extra_keys=form), mm_features=items,
             lora_name="läuft",
         )
         for library in ("auto", "hashlib")
@@ -265,7 +265,7 @@ def test_a_parent_of_another_size_is_hashed_whole_by_either_library(size: int) -
         parent = bytes(range(size))
         return types.SimpleNamespace(block_hashes=[parent], num_tokens=8, all_token_ids=list(range(8)))
 
-    by_hashlib = list(BlockHasher(4, library="hashlib")(request()))
+    by_hashlib = list(hasher(4, "hashlib")(request()))
     assert by_hashlib == list(BlockHasher(4)(request()))
     assert len(by_hashlib) == 1
 
@@ -294,12 +294,12 @@ def duck(items: list[Any], tokens: int = 16) -> Any:
 )
 def test_items_that_no_block_key_can_name_are_refused_by_number(library: str, items: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        BlockHasher(4, library=library)(duck(features(*items)))
+        hasher(4, library)(duck(features(*items)))
 
 
 def test_an_item_that_reaches_far_beyond_the_prompt_is_in_every_key() -> None:
     req = duck(features(("a", 2, 2**60 - 3)))
-    assert model.block_hashes(req, 4) == list(BlockHasher(4)(req)) == list(BlockHasher(4, library="hashlib")(req))
+    assert model.block_hashes(req, 4) == list(BlockHasher(4)(req)) == list(hasher(4, "hashlib")(req))
 
 
 # ---- block hashes ----

@@ -116,7 +116,6 @@ def memory(layers: Any, memory_bytes: Any = 1 << 20) -> KVCacheConfig:
         (ValueError, "^block_size", lambda: BlockHasher(0)),
         (ValueError, "^block_size", lambda: BlockHasher(2**31)),
         (ValueError, "algorithm", lambda: BlockHasher(4, "sha256")),
-        (ValueError, "^library", lambda: BlockHasher(4, library="openssl")),
         (ValueError, "^extra_keys", lambda: BlockHasher(4, extra_keys="both")),
         (ValueError, "^max_recent_requests", lambda: CachingMetrics(0)),
         (ValueError, "^sample_rate", lambda: KVCacheMetricsCollector(-0.1)),
