@@ -352,8 +352,8 @@ def test_building_a_pool(figure: Figure) -> None:
         tuple,
         5,
     )
-    figure.benchmark.extra_info["bytes_per_block"] = kept[0].nbytes / BLOCKS
-    assert kept[0].nbytes / BLOCKS <= 80
+    figure.benchmark.extra_info["bytes_per_block"] = kept[0].core.nbytes / BLOCKS
+    assert kept[0].core.nbytes / BLOCKS <= 80
 
 
 def test_one_step_of_256_requests(figure: Figure) -> None:

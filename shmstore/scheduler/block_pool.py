@@ -88,11 +88,6 @@ class BlockPool:
         """The placeholder, block 0."""
         return KVCacheBlock(self, 0)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that the pool takes, in bytes."""
-        return self.core.nbytes
-
     def get_num_free_blocks(self) -> int:
         """Return the length of the free queue."""
         return self.core.n_free

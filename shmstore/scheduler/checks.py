@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, Final
@@ -45,14 +44,11 @@ def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
                 return given
         except Exception:  # scalars of numpy and torch raise errors of their own: below they are checked one by one
             pass
-    form = f"{len(given)}q"
-    try:
-        return list(struct.unpack(form, struct.pack(form, *given)))
-    except (TypeError, ValueError, struct.error):
-        for i, token in enumerate(given):
-            if not -INT64_LIMIT <= whole(f"{name}[{i}]", token) < INT64_LIMIT:
-                raise ValueError(f"{name}[{i}] must be an integer of at most 64 bits, not {token}") from None
-        raise
+    plain = [whole(f"{name}[{i}]", token) for i, token in enumerate(given)]
+    for i, token in enumerate(plain):
+        if not -INT64_LIMIT <= token < INT64_LIMIT:
+            raise ValueError(f"{name}[{i}] must be an integer of at most 64 bits, not {token}")
+    return plain
 
 
 def check_range(low: int, limit: int | None = None, /, **values: int) -> None:
