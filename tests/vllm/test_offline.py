@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.vllm.offline import Tokens, answers, offline, store
 
-TP = {"tensor_parallel_size": 2}
 # The prefix cache is on, a prompt is computed in several steps, and requests push each other out. The processor cache
 # of 1.5 MiB has room for a tenth of what the requests need.
 TIGHT = {
@@ -22,22 +20,22 @@ TIGHT = {
 
 
 def test_the_tokens_of_two_workers_are_those_of_lru(
-    model: Path, lru: Callable[..., dict[str, Tokens]], monkeypatch: pytest.MonkeyPatch
+    model: Path, lru: dict[str, Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHMSTORE_VLLM_READ", "views")
-    with offline(model, "shm", **TP) as engine:
+    with offline(model, "shm", tensor_parallel_size=2) as engine:
         found, facts = answers(engine, ours=True), store()
-    assert lru(**TP) == found
+    assert lru == found
     assert (2, 0) == (facts.n_readers, facts.refusals)
     assert 0 < facts.hits
 
 
 def test_preemptions_and_a_cache_that_is_too_small_change_no_token(
-    model: Path, lru: Callable[..., dict[str, Tokens]], monkeypatch: pytest.MonkeyPatch
+    model: Path, lru: dict[str, Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHMSTORE_VLLM_READ", "private")
     with offline(model, "shm", **TIGHT) as engine:
         found = answers(engine, ours=True)
         assert 0 < store().evictions
         assert 0 < engine.metric("vllm:num_preemptions")
-    assert lru(**TIGHT) == found
+    assert lru == found

@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +22,9 @@ LONG = "w" * 8140
 
 
 @pytest.fixture(scope="module")
-def expected(lru: Callable[[], dict[str, list[list[int]]]]) -> list[list[int]]:
+def expected(lru: dict[str, list[list[int]]]) -> list[list[int]]:
     """The tokens of the photographs 0 to 11."""
-    return lru()["photographs"]
+    return lru["photographs"]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -101,8 +100,8 @@ def fail(running: Server) -> int:
     return status
 
 
-def test_the_tokens_are_those_of_one_server(seen: Seen, lru: Callable[[], dict[str, list[list[int]]]]) -> None:
-    assert lru()["photographs"][:IMAGES] * (1 + seen.servers) == seen.tokens
+def test_the_tokens_are_those_of_one_server(seen: Seen, lru: dict[str, list[list[int]]]) -> None:
+    assert lru["photographs"][:IMAGES] * (1 + seen.servers) == seen.tokens
 
 
 def test_an_image_is_processed_and_stored_once_whichever_server_is_asked(seen: Seen) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ UNSHARE = ["unshare", *_SPACES.split(), "sh", "-c"]
 IMAGES = range(3)
 LOST = 3
 """The photograph about which one is asked when it dies."""
-Lru = Callable[[], dict[str, list[list[int]]]]
+Lru = dict[str, list[list[int]]]
 
 
 class Pods:
@@ -81,7 +81,7 @@ def two(pods: Pods) -> tuple[Server, Server]:
 def test_what_one_pod_has_processed_and_encoded_the_other_finds(
     pods: Pods, two: tuple[Server, Server], lru: Lru
 ) -> None:
-    expected = [(200, [tokens]) for tokens in lru()["photographs"][: len(IMAGES)]]
+    expected = [(200, [tokens]) for tokens in lru["photographs"][: len(IMAGES)]]
     one, other = two
     before = pods.made()
     assert expected == [one.ask(photograph(number)) for number in IMAGES]
@@ -113,7 +113,7 @@ def test_a_pod_that_is_killed_in_its_encoder_is_replaced_by_the_one_that_waits(
     until(lambda: other.metric("shmstore_encoder_deferred_total") == 1)
     assert 200 == other.ask(text="and without a picture")[0]
     one.stop(signal.SIGKILL)
-    assert (200, [lru()["photographs"][LOST]]) == other.answer(waits)
+    assert (200, [lru["photographs"][LOST]]) == other.answer(waits)
     assert before + 2 == pods.made()[1]
     shown = [other.metric(f"shmstore_encoder_{name}_total") for name in ("encoded", "hits", "stored", "unclaimed")]
     assert [1, len(IMAGES), 1, 0] == shown
@@ -127,6 +127,6 @@ def test_a_pod_that_was_killed_finds_all_when_it_is_back(pods: Pods, two: tuple[
     again.wait()
     before = pods.made()
     images = [*IMAGES, LOST]
-    assert [(200, [lru()["photographs"][number]]) for number in images] == [again.ask(photograph(n)) for n in images]
+    assert [(200, [lru["photographs"][number]]) for number in images] == [again.ask(photograph(n)) for n in images]
     assert before == pods.made()
     assert [0, len(images)] == [again.metric(f"shmstore_encoder_{name}_total") for name in ("encoded", "hits")]
