@@ -10,15 +10,11 @@ import pytest
 
 from shmstore.scheduler import (
     BlockPool,
-    BlockRemoved,
-    BlockStored,
     CachingMetrics,
-    KVCacheBlock,
     KVCacheBlocks,
     KVCacheManager,
     KVCacheMetricsCollector,
     PrefixCacheStats,
-    Request,
 )
 from tests.scheduler.helpers import admit, manager, request, state
 
@@ -153,33 +149,11 @@ def ask_everything(kv: KVCacheManager) -> None:
     kv.check_valid()
 
 
-def use_the_manager(kv: KVCacheManager) -> None:
-    """Allocates, caches and frees through another request, and leaves no trace."""
-    one = Request("other", [1])
-    if kv.block_pool.get_num_free_blocks() >= 2 and not kv.get_blocks("other").packed_ids:
-        collector, kv.block_pool.metrics = kv.block_pool.metrics, None
-        kv.allocate_slots(one, 1)
-        kv.free(one)
-        kv.block_pool.metrics = collector
-
-
 def test_a_collector_that_asks_the_manager_spoils_no_answer() -> None:
     want, _ = story(None)
     got, heard = story(ask_everything)
     assert want == got
     assert {"allocated", "accessed", "evicted", "reset"} == {what for what, _ in heard}
-
-
-def test_a_collector_that_allocates_spoils_neither_counts_nor_stored_events() -> None:
-    collector = Meddler(lambda: use_the_manager(kv))
-    kv = manager(
-        20, ("full", 4), ("sw", 4, 8), free_order="tail", enable_kv_cache_events=True, metrics_collector=collector
-    )
-    a = request("a", range(12))
-    assert (0, ([1, 2, 3], [4, 5, 6])) == admit(kv, a)
-    stored = [event for event in kv.take_events() if isinstance(event, BlockStored)]
-    assert [(a.block_hashes[:], 0), (a.block_hashes[:], 1)] == [(e.block_hashes, e.group_id) for e in stored]
-    kv.check_valid()
 
 
 def test_a_collector_that_raises_loses_nothing_and_each_call_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -197,21 +171,6 @@ def test_a_collector_that_raises_loses_nothing_and_each_call_logs_it_once(caplog
     assert {"RuntimeError"} == {record.exc_info[0].__name__ for record in caplog.records}  # type: ignore[index, union-attr]
 
 
-def test_an_interrupt_inside_a_collector_comes_through_and_finds_the_state_complete() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    kv = manager(9, ("full", 4), enable_kv_cache_events=True, metrics_collector=Meddler(interrupt))
-    a = request("a", range(9))
-    with pytest.raises(KeyboardInterrupt):
-        kv.allocate_slots(a, 9)
-    assert ([[1, 2, 3]], 1) == (list(kv.get_block_ids("a")), len(kv.take_events()))
-    kv.free(a)
-    with pytest.raises(KeyboardInterrupt):
-        kv.reset_prefix_cache()
-    assert (0, 1) == (kv.block_pool.num_cached_keys, len(kv.take_events()))
-
-
 def test_a_pool_tells_what_was_touched_and_never_of_the_null_block() -> None:
     collector = Meddler(lambda: None)
     pool = BlockPool(9, True, metrics=collector)
@@ -226,13 +185,3 @@ def test_a_pool_tells_what_was_touched_and_never_of_the_null_block() -> None:
     assert ([0, 0, 3],) == found.get_block_ids()
     assert kv.allocate_slots(b, 13 - hit, hit, found) is not None
     assert [("accessed", 3), ("evicted", 5), ("allocated", 5)] == collector.heard
-
-
-def test_a_pool_notes_the_keys_that_go_with_blocks_handed_out() -> None:
-    pool = BlockPool(2, True, events=True)
-    req = request("r", range(4))
-    pool.cache_full_blocks(req, pool.get_new_blocks(1), 0, 1, 4, 0)
-    pool.free_blocks([KVCacheBlock(pool, 1)])
-    pool.take_events()
-    pool.get_new_blocks(1)
-    assert [BlockRemoved([req.block_hashes[0]], "GPU", 0)] == pool.take_events()

@@ -334,4 +334,4 @@ def test_unhashed_blocks_are_those_without_a_key_in_one_group() -> None:
 
 
 def test_the_pool_takes_at_most_80_bytes_a_block() -> None:
-    assert 80 >= BlockPool(100_000, True).nbytes / 100_000
+    assert 80 >= BlockPool(100_000, True).core.nbytes / 100_000
