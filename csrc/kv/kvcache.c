@@ -629,15 +629,6 @@ int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *r, const shms_hashlist
     return 0;
 }
 
-int shms_kvcache_skip(shms_kvcache *kv, shms_kv_request *r, int64_t passed) {
-    if (!is_live(kv, r->table) || passed < 0 || passed >= LIMIT)
-        return SHMS_KV_EARGUMENT;
-    for (int32_t g = 0; g < kv->n_groups; g++)
-        skip_passed(kv, tables_of(kv, r->table) + g, kv->groups + g, passed);
-    r->settled = settled(kv, tables_of(kv, r->table));
-    return 0;
-}
-
 int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r) {
     if (r->table == 0)
         return 0;

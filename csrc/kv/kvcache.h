@@ -78,8 +78,6 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *request, const 
 
 int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *request, const shms_hashlist *hashes, int64_t n_tokens);
 /* Gives the blocks of the first n_tokens their keys. NOHASH, KEYED, SHORT. */
-int shms_kvcache_skip(shms_kvcache *kv, shms_kv_request *request, int64_t passed);
-/* Gives back what windows need no more after `passed` tokens. ARGUMENT. */
 int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *request);
 /* Frees the tables, last block first, and resets the record. Does nothing for a request without tables. */
 int64_t shms_kvcache_cached(shms_kvcache *kv, const shms_kv_request *request);

@@ -113,13 +113,6 @@ class Tables:
         self._answer = record
         return _buffer(record.ids, 4 * n)[:] if n else b""  # `ids`, without the call
 
-    def skip(self, request_id: str, passed: int) -> None:
-        """Give back what windows need no more after `passed` tokens."""
-        if request_id in self:
-            record = self._requests[request_id]
-            check(lib.shms_kvcache_skip(self._c, record, passed))
-            self.settled[request_id] = record.settled
-
     def cache(self, request_id: str, hashes: BlockHashes, n_tokens: int, boundaries: Sequence[int] = ()) -> None:
         """Give keys to the blocks of the first `n_tokens` of a request, which has tables."""
         record = self._answer = self._requests[request_id]

@@ -326,14 +326,6 @@ class KVCacheManager:
             self._notify(request_id, source, hashes, ids, new_ids)
         return added
 
-    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
-        """Give back what windows need no more after `num_computed_tokens`, as `allocate_slots` does.
-
-        Do nothing for an unknown request. ValueError for a number out of range.
-        """
-        check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
-        self._tables.skip(request_id, num_computed_tokens)
-
     def free(self, request: RequestLike) -> None:
         """Give the request's blocks back, so that its last are reused first; do nothing for an unknown request."""
         self._tables.release(request.request_id)

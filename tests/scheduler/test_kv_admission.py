@@ -81,15 +81,6 @@ def test_a_request_without_the_attribute_has_no_step_in_flight() -> None:
     assert [0, 0, 0, 0] == kv.get_block_ids("a")[0][:4]
 
 
-def test_skipped_blocks_can_be_given_back_without_an_allocation() -> None:
-    kv = manager(20, ("sw", 4, 5))
-    admit(kv, request("a", range(20)))
-    kv.remove_skipped_blocks("a", 12)
-    assert [0, 0, 3, 4, 5] == kv.get_block_ids("a")[0]
-    kv.remove_skipped_blocks("unknown", 12)
-    kv.check_valid()
-
-
 def test_an_admission_leaves_reserved_blocks_and_the_watermark_free() -> None:
     def largest(**options: Any) -> int:
         kv = manager(11, ("full", 4), watermark=0.3)  # 10 blocks to hand out; the watermark is 3

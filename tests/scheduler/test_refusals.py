@@ -312,7 +312,6 @@ class Case:
         ("num_in_flight_tokens", lambda c: c.kv.allocate_slots(c.changed(num_in_flight_tokens=-1), 40)),
         (r"blocks.*\b25 are needed and 4 there", lambda c: c.kv.cache_blocks(c.a, 100)),
         ("no blocks to cache", lambda c: c.kv.cache_blocks(c.b, 4)),
-        ("num_computed_tokens", lambda c: c.kv.remove_skipped_blocks("a", -1)),
         ("2 sequences of blocks for 1 groups", lambda c: c.kv.create_kv_cache_blocks(([], []))),
         ("another manager", lambda c: c.kv.create_kv_cache_blocks(c.found(of=c.other).blocks)),
         ("different pools", lambda c: c.found() + c.found(of=c.other)),

@@ -167,10 +167,6 @@ class Pair:
         req = req or self.rng.choice(self.running)
         self.running.remove(req)
         self.loading.pop(req.request_id, None)
-        passed = max(0, req.num_computed_tokens - req.num_in_flight_tokens)
-        if self.rng.randint(0, 2) == 0:
-            self.theirs.remove_skipped_blocks(req.request_id, passed)
-            self.ours.remove_skipped_blocks(req.request_id, passed)
         if self.rng.randint(0, 1):
             self.theirs.free(req)
             self.ours.free(req)
