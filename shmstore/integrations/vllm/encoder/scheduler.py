@@ -22,9 +22,6 @@ from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.store.claims import Claim
 from shmstore.store.leases import PinnedRef
 
-_BRAKE = 0.004
-"""Seconds of rest after an empty step in which a request waits, unless another step runs; else the engine asks a
-thousand times a second."""
 _HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
 
 
@@ -45,11 +42,10 @@ class SchedulerSide:
         self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
         self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item
         self._loads: dict[str, PinnedRef] = {}  # allocated, and not yet sent to the workers, by identifier
-        self._under_way: deque[tuple[int, list[PinnedRef | Claim]]] = deque()  # each step's tokens, and what it holds
+        self._under_way: deque[list[PinnedRef | Claim]] = deque()  # what each step holds
         self._local: set[str] = set()  # identifiers in vLLM's own encoder cache
         self._since: dict[str, float] = {}  # when a request first waited
         self._lost: set[str] = set()  # requests that cannot be served
-        self._deferred = False
         self._figures: Counter[str] = Counter()
 
     # ---- what vLLM asks of a request
@@ -135,9 +131,7 @@ class SchedulerSide:
         if request_id not in self._since:
             self._since[request_id] = now
             self._figures["deferred"] += 1
-        waits = now - self._since[request_id] < self._settings.wait_s
-        self._deferred |= waits
-        return waits
+        return now - self._since[request_id] < self._settings.wait_s
 
     def has(self, identifier: str) -> bool:
         """Return whether the output is stored; it is held from now on, since a load that fails ends the engine.
@@ -197,10 +191,7 @@ class SchedulerSide:
             step.loads = {identifier: pin.ref for identifier, pin in self._loads.items()}
             under_way += self._loads.values()
             self._loads = {}
-        elif self._deferred and not any(tokens for tokens, _ in self._under_way):
-            time.sleep(_BRAKE)
-        self._deferred = False
-        self._under_way.append((output.total_num_scheduled_tokens, under_way))
+        self._under_way.append(under_way)
         return step
 
     def count(self, report: Report) -> None:
