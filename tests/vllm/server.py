@@ -54,7 +54,7 @@ class Server:
             f"--host 127.0.0.1 --port {self.port} --served-model-name tiny --dtype float32 --enforce-eager --seed 0 "
             "--max-model-len 8192 --mm-processor-cache-type shm"
         )
-        command = [*within, Path(sys.executable).parent / "vllm", "serve", model, *options.split(), *settings]
+        command = [*within, str(Path(sys.executable).parent / "vllm"), "serve", str(model), *options.split(), *settings]
         with log.open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
