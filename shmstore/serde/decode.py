@@ -13,7 +13,7 @@ import numpy as np
 
 from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown
 from shmstore.serde import tensors
-from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, numpy_dtype_from_wire
+from shmstore.serde.dtypes import MAX_NDIM, numpy_dtype_from_wire
 from shmstore.serde.protocol import ALIGNMENT
 from shmstore.serde.registry import BY_NAME
 from shmstore.serde.wire import (
@@ -169,11 +169,11 @@ class _Compiler:
 
         return build
 
-    def place(self, node: tuple[Any, ...], itemsize: int, max_ndim: int) -> tuple[int, tuple[int, ...], int]:
+    def place(self, node: tuple[Any, ...], itemsize: int) -> tuple[int, tuple[int, ...], int]:
         """Check the offset, the shape and the number of bytes of a leaf, and return them."""
         offset, shape = node[2], node[3:]
-        if len(shape) > max_ndim:
-            raise CorruptStoreError(f"the meta bytes hold a leaf of {len(shape)} dimensions, more than {max_ndim}")
+        if len(shape) > MAX_NDIM:
+            raise CorruptStoreError(f"the meta bytes hold a leaf of {len(shape)} dimensions, more than {MAX_NDIM}")
         if type(offset) is not int or offset < 0 or offset % ALIGNMENT:
             raise CorruptStoreError(f"the meta bytes hold an offset that is not a multiple of {ALIGNMENT}")
         for dim in shape:
@@ -198,7 +198,7 @@ class _Compiler:
                 f"the meta bytes hold a tensor of unknown dtype {shown(node[1])}",
                 hint="use one version of torch on both sides; the writer's may be newer",
             )
-        offset, shape, nbytes = self.place(node, kind.itemsize, MAX_NDIM)
+        offset, shape, nbytes = self.place(node, kind.itemsize)
         dtype = kind.dtype
         if nbytes == 0:  # no bytes to view or pin
             try:
@@ -228,7 +228,7 @@ class _Compiler:
             raise CorruptStoreError(f"the meta bytes hold an array with an invalid dtype: {cut(error)}") from error
         if dtype.subdtype is not None:
             raise CorruptStoreError("the meta bytes hold an array of subarrays")
-        offset, shape, nbytes = self.place(node, dtype.itemsize, NUMPY_MAX_NDIM)
+        offset, shape, nbytes = self.place(node, dtype.itemsize)
         ndarray = np.ndarray
         writable = self.mode != "view"
         if nbytes == 0:

@@ -12,9 +12,8 @@ import numpy as np
 
 from shmstore.errors import cut
 
-NUMPY_MAX_NDIM = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
-MAX_NDIM = 1024
-"""torch has no limit; this one bounds the cost of a forged shape."""
+MAX_NDIM = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
+"""numpy's limit, which holds for tensors, too, because their views are made with it."""
 _MAX_DTYPE_DEPTH = 16
 
 SHARED = (
@@ -70,11 +69,7 @@ def _to_wire(dtype: "np.dtype[Any]", depth: int) -> Any:
         return dtype.str if _NUMPY_STR.fullmatch(dtype.str) else None
     fields = [dtype.fields[name] for name in dtype.names]
     formats = [_to_wire(field[0], depth + 1) for field in fields]
-    titles = [field[2] if len(field) > 2 else None for field in fields]
-    if None in formats or not all(title is None or type(title) is str for title in titles):
-        return None
-    offsets = [field[1] for field in fields]
-    return [list(dtype.names), formats, offsets, titles, dtype.itemsize, dtype.isalignedstruct]
+    return None if None in formats else [list(dtype.names), formats, [field[1] for field in fields], dtype.itemsize]
 
 
 def numpy_dtype_from_wire(wire: Any) -> "np.dtype[Any]":
@@ -98,19 +93,16 @@ def _from_wire(wire: Any, depth: int) -> "np.dtype[Any]":
         base, shape = wire
         _require_ints(shape)
         return np.dtype((_from_wire(base, depth + 1), tuple(shape)))
-    names, formats, offsets, titles, itemsize, aligned = wire
+    names, formats, offsets, itemsize = wire
     _require_ints([*offsets, itemsize])
-    if not all(type(name) is str for name in names) or not all(t is None or type(t) is str for t in titles):
-        raise ValueError("field names and titles must be strings")
+    if not all(type(name) is str for name in names):
+        raise ValueError("field names must be strings")
     description = {
         "names": list(names),
         "formats": [_from_wire(item, depth + 1) for item in formats],
         "offsets": list(offsets),
         "itemsize": itemsize,
-        "aligned": aligned is True,
     }
-    if any(title is not None for title in titles):
-        description["titles"] = list(titles)
     return np.dtype(description)  # type: ignore[call-overload, no-any-return]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError, cut, shown
 from shmstore.serde import tensors
-from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, numpy_dtype_to_wire
+from shmstore.serde.dtypes import MAX_NDIM, numpy_dtype_to_wire
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
 from shmstore.serde.registry import BY_CLASS
 from shmstore.serde.wire import (
@@ -262,8 +262,8 @@ class _Walk:
             wire = _wire_of(spec.dtype)
             if wire is None or spec.dtype.subdtype is not None:
                 raise _RefusedError(f"no serializer for an array of dtype {shown(spec.dtype)}")
-            if len(spec.shape) > NUMPY_MAX_NDIM:
-                raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions")
+            if len(spec.shape) > MAX_NDIM:
+                raise _RefusedError(f"no serializer for an array of more than {MAX_NDIM} dimensions")
             nbytes, mark = count * spec.dtype.itemsize, ARRAY
         # torch and numpy cannot make an empty leaf either if the product of its other dimensions is too large.
         if math.prod(filter(None, spec.shape)) * max(1, spec.dtype.itemsize) > MAX_NBYTES:

@@ -10,11 +10,8 @@ its size and reinterpreted, which also copies its bits unchanged.
 
 from __future__ import annotations
 
-import math
-import operator
 import sys
 from collections.abc import Callable
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -92,10 +89,6 @@ def viewer(kind: TorchKind, shape: tuple[int, ...], offset: int) -> Callable[[An
     The tensor keeps the buffer alive. It must have at least one byte.
     """
     ndarray, from_numpy, carrier, dtype = np.ndarray, load_torch().from_numpy, kind.carrier, kind.dtype
-    if len(shape) > 32:  # the limit of numpy 1; this is rare
-        strides = tuple(accumulate(shape[:0:-1], operator.mul, initial=1))[::-1]
-        count = (math.prod(shape),)
-        return lambda buffer: from_numpy(ndarray(count, carrier, buffer, offset)).view(dtype).as_strided(shape, strides)
     if kind.carrier_torch is dtype:
         return lambda buffer: from_numpy(ndarray(shape, carrier, buffer, offset))
     return lambda buffer: from_numpy(ndarray(shape, carrier, buffer, offset)).view(dtype)

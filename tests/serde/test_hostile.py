@@ -78,15 +78,15 @@ HOSTILE = {
     "array of a strange unit": msgpack.packb([ARRAY, "<M8[xyz]", 0, 2]),
     "array of unit 0": msgpack.packb([ARRAY, "<M8[0s]", 0, 2]),
     "array of unit 1/0": msgpack.packb([ARRAY, "<M8[s/0]", 0, 2]),
-    "structured, field of objects": msgpack.packb([ARRAY, [["a"], ["|O"], [0], [None], 8, False], 0, 2]),
-    "structured, offset outside": msgpack.packb([ARRAY, [["a"], ["<f4"], [99], [None], 8, False], 0, 2]),
-    "structured, negative offset": msgpack.packb([ARRAY, [["a"], ["<f4"], [-4], [None], 8, False], 0, 2]),
-    "structured, item too small": msgpack.packb([ARRAY, [["a"], ["<f4"], [0], [None], 0, False], 0, 2]),
-    "structured, same name twice": msgpack.packb([ARRAY, [["a", "a"], ["<f4"] * 2, [0, 4], [None] * 2, 8, False], 0]),
-    "structured, fewer formats": msgpack.packb([ARRAY, [["a", "b"], ["<f4"], [0, 4], [None] * 2, 8, False], 0]),
-    "structured, names a number": msgpack.packb([ARRAY, [1, ["<f4"], [0], [None], 8, False], 0]),
-    "structured, name a number": msgpack.packb([ARRAY, [[1], ["<f4"], [0], [None], 8, False], 0]),
-    "structured, huge subarray": msgpack.packb([ARRAY, [["a"], [["<f4", [2**30, 2**30]]], [0], [None], 8, False], 0]),
+    "structured, field of objects": msgpack.packb([ARRAY, [["a"], ["|O"], [0], 8], 0, 2]),
+    "structured, offset outside": msgpack.packb([ARRAY, [["a"], ["<f4"], [99], 8], 0, 2]),
+    "structured, negative offset": msgpack.packb([ARRAY, [["a"], ["<f4"], [-4], 8], 0, 2]),
+    "structured, item too small": msgpack.packb([ARRAY, [["a"], ["<f4"], [0], 0], 0, 2]),
+    "structured, same name twice": msgpack.packb([ARRAY, [["a", "a"], ["<f4"] * 2, [0, 4], 8], 0]),
+    "structured, fewer formats": msgpack.packb([ARRAY, [["a", "b"], ["<f4"], [0, 4], 8], 0]),
+    "structured, names a number": msgpack.packb([ARRAY, [1, ["<f4"], [0], 8], 0]),
+    "structured, name a number": msgpack.packb([ARRAY, [[1], ["<f4"], [0], 8], 0]),
+    "structured, huge subarray": msgpack.packb([ARRAY, [["a"], [["<f4", [2**30, 2**30]]], [0], 8], 0]),
     "array, one byte too many": msgpack.packb([ARRAY, "|u1", 64, 65]),
     "array, wraps": msgpack.packb([ARRAY, "<f8", 0, 2**61]),
     "array, 65 dimensions": msgpack.packb([ARRAY, "<f8", 0, *[1] * 65]),
@@ -182,12 +182,6 @@ def test_an_empty_leaf_comes_back(value: Any) -> None:
     assert (type(value), value.dtype, value.shape) == (type(got), got.dtype, got.shape)
 
 
-def test_a_leaf_of_many_dimensions_is_not_a_square_of_work() -> None:
-    meta = msgpack.packb([[TENSOR, "uint8", k * 64, *[1] * 1000] for k in range(400)])
-    payload = aligned(400 * 64)
-    assert limited(lambda: len(SERDE.decode(meta, payload))) == "400"
-
-
 VALUES = [
     {"a": torch.zeros(3, 5), "b": [np.zeros(4, [("x", "<f4"), ("y", "<M8[s]")]), (1, 10**30)], ("k", 1): "text"},
     {"pixel_values": torch.zeros(3, 5), "grid": torch.zeros(2, dtype=torch.bfloat16)},
@@ -250,7 +244,7 @@ nodes = st.recursive(
         st.dictionaries(st.one_of(st.text(max_size=2), ints), inner, max_size=3),
         st.builds(lambda d, o, s: [TENSOR, d, o, *s], inner, ints, st.lists(ints, max_size=5)),
         st.builds(lambda d, o, s: [ARRAY, d, o, *s], inner, ints, st.lists(ints, max_size=5)),
-        st.builds(lambda n, f, o, t, i, a: [n, f, o, t, i, a], inner, inner, inner, inner, ints, st.booleans()),
+        st.builds(lambda n, f, o, i: [n, f, o, i], inner, inner, inner, ints),
     ),
     max_leaves=12,
 )

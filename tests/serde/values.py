@@ -50,7 +50,7 @@ def exact(value: Any) -> Any:
     if kind is np.ndarray:
         # numpy's own copy of a structured array leaves the padding undefined
         raw = value if value.dtype.names is None else value.view(np.dtype((np.void, value.itemsize)))
-        return (kind, value.dtype, value.dtype.isalignedstruct, value.shape, raw.tobytes())
+        return (kind, value.dtype, value.shape, raw.tobytes())
     if isinstance(value, np.generic):
         return (kind, value.tobytes())
     if kind is float:
