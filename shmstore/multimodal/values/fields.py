@@ -197,11 +197,6 @@ class MultiModalSharedField(MultiModalField):
         return pieces[0]
 
 
-def _check_field(field: object) -> None:
-    if not isinstance(field, MultiModalField):
-        raise TypeError(f"field must be a field such as MultiModalBatchedField(), not {shown(field)}")
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class MultiModalFieldElem:
     """One key of one item: its data, and the field that joins it with other items' data for this key."""
@@ -210,9 +205,6 @@ class MultiModalFieldElem:
     key: str
     data: NestedTensors
     field: MultiModalField
-
-    def __post_init__(self) -> None:
-        _check_field(self.field)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MultiModalFieldElem):
@@ -227,11 +219,6 @@ class MultiModalFieldConfig:
 
     modality: str
     field: MultiModalField
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.modality, str):
-            raise TypeError(f"modality must be a str, not {type(self.modality).__name__}")
-        _check_field(self.field)
 
     @classmethod
     def batched(cls, modality: str) -> MultiModalFieldConfig:
