@@ -28,7 +28,6 @@ _log = logging.getLogger(__name__)
 _MAX_QUEUE = 1 << 20
 _CLOSING = 5.0
 _PROBE = "shmstore:probe"
-_MAX_REMOVED = 1 << 16
 _AHEAD = 3600 * 10**9
 """How far another host's clock may be ahead, in ns; a later moment is forged, and would survive each clear."""
 _AT_ONCE = 32
@@ -130,10 +129,6 @@ class StoreTier:
         with self._lock:
             self._last_removal = self._next_moment()
             self._removed.update(dict.fromkeys(names, self._last_removal))
-            if (more := len(self._removed) - _MAX_REMOVED) > 0:  # as after `clear`
-                for name in list(islice(self._removed, more)):
-                    del self._removed[name]
-                self._native.clear_tier(self._last_removal)
         if names:
             self._write_behind.wake()
 

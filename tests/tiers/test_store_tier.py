@@ -578,27 +578,6 @@ def test_after_a_clear_no_writer_of_the_store_fetches_what_was_published_before(
     assert len(memory.values) == 2
 
 
-def test_more_than_can_be_remembered_is_as_a_clear(
-    here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_tier, "_MAX_REMOVED", 3)
-    writer, tier = here
-    for number in range(6):
-        put(here, f"k{number}")
-    memory.fail = late()
-    for number in range(3):
-        assert not tier.fetch(f"absent-{number}")
-    for number in range(5):
-        tier.remove([f"k{number}"])
-    writer.clear()
-    assert len(tier._removed) == 3
-    memory.fail = None
-    until(lambda: not tier.stats().open)
-    assert tier.flush(10)
-    assert sorted(memory.values) == sorted(tier_key(f"k{number}", None, "msgpack1") for number in (0, 1, 5))
-    assert [tier.fetch(f"k{number}") for number in range(6)] == [False] * 6
-
-
 @pytest.fixture(scope="module")
 def redis() -> Iterator[RedisServer]:
     server = RedisServer()
