@@ -17,7 +17,6 @@ from io import BufferedReader, FileIO
 
 from shmstore.errors import TierError, TierFullError
 from shmstore.tiers import table
-from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
 _MAGIC = b"shmstore tier 2\n"
@@ -58,8 +57,6 @@ class DirectoryTier:
 
     def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         """Write a file for `key`, in the place of an earlier one, as `Tier.publish` says; nothing is synced."""
-        check_key(key)
-        check_spans(spans)
         name = name_of(self._path, key)
         with self._call() as end:
             mode = os.stat(self._path).st_mode & _SHARED
@@ -82,13 +79,12 @@ class DirectoryTier:
 
     def fetch(self, key: str, into: Into) -> bool | None:
         """Read the file of `key` into the memory that `into` gives, as `Tier.fetch` says, and note that it was used."""
-        check_key(key)
         with self._call() as end:
             try:
                 with _opened(name_of(self._path, key)) as file:
                     sizes = _sizes(file)
                     for size in sizes:
-                        span = take(into, size)
+                        span = table.take(into, size)
                         if span is None:
                             return False
                         if not self._read(file, span, end):
@@ -102,14 +98,12 @@ class DirectoryTier:
 
     def has(self, keys: Sequence[str]) -> list[bool]:
         """Return for each key whether it has a file; files are not read."""
-        check_keys(keys)
         with self._call():
             os.stat(f"{self._path}/.")  # which needs the permission to look for files in it
             return [os.path.isfile(name_of(self._path, key)) for key in keys]
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove the files of these keys."""
-        check_keys(keys)
         with self._call():
             for key in keys:
                 with suppress(FileNotFoundError):

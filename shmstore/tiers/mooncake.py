@@ -36,7 +36,6 @@ import numpy as np
 
 from shmstore.errors import MissingExtraError, TierError, TierFullError, cut
 from shmstore.tiers import table
-from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
 INLINE: Final = 64 << 10
@@ -120,8 +119,6 @@ class MooncakeTier:
 
     def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         """Keep these spans under `key`; see `Tier.publish`."""
-        check_key(key)
-        check_spans(spans)
         head = _head_of(spans)
         with self._lane() as lane:
             for i, span in enumerate(spans):
@@ -131,7 +128,6 @@ class MooncakeTier:
 
     def fetch(self, key: str, into: Into) -> bool | None:
         """Read the spans of `key` into memory that `into` gives; see `Tier.fetch`."""
-        check_key(key)
         with self._lane() as lane:
             found = lane.head(key)
             if found is None:
@@ -140,7 +136,7 @@ class MooncakeTier:
             if not sizes:
                 return None
             for i, size in enumerate(sizes):
-                view = take(into, size)
+                view = table.take(into, size)
                 if view is None:
                     return False
                 if size <= INLINE:
@@ -151,7 +147,6 @@ class MooncakeTier:
 
     def has(self, keys: Sequence[str]) -> list[bool]:
         """Return for each key whether its first part is there."""
-        check_keys(keys)
         with self._lane() as lane:
             codes = lane.ask("batch_is_exist", [f"{key}/head" for key in keys])
         for code in codes:
@@ -161,7 +156,6 @@ class MooncakeTier:
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove these keys; ignore those that are absent."""
-        check_keys(keys)
         with self._lane() as lane:
             for key in keys:
                 found = lane.head(key)

@@ -37,7 +37,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from shmstore.errors import TierError, TierFullError, cut, shown
 from shmstore.store.arguments import int_of
 from shmstore.tiers import table
-from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
 _AHEAD = 1 << 14
@@ -167,8 +166,6 @@ class RespTier:
 
     def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         """Keep these spans under `key`; see `Tier.publish`."""
-        check_key(key)
-        check_spans(spans)
         start = b"".join([table.packed(spans), *spans[:-1]])  # in an object, only the last span is large
         size = len(start) + len(spans[-1])
         if size > _MAX_VALUE:
@@ -183,7 +180,6 @@ class RespTier:
 
     def fetch(self, key: str, into: Into) -> bool | None:
         """Read the spans of `key` into memory that `into` gives; see `Tier.fetch`."""
-        check_key(key)
         with self._connection() as connection:
             try:
                 (ahead,) = self._ask(connection, connection.pack_command("GETRANGE", key, 0, _AHEAD - 1), bytes)
@@ -197,7 +193,7 @@ class RespTier:
             if not sizes or len(ahead) != min(end, _AHEAD):
                 return None if ahead else False
             for size in sizes:
-                memory = take(into, size)
+                memory = table.take(into, size)
                 if memory is None:
                     return False
                 known = ahead[at : at + size]
@@ -212,14 +208,12 @@ class RespTier:
 
     def has(self, keys: Sequence[str]) -> list[bool]:
         """Return for each key whether something is there; see `Tier.has`."""
-        check_keys(keys)
         with self._connection() as connection:
             packed = connection.pack_commands([("EXISTS", key) for key in keys])
             return [number == 1 for number in self._ask(connection, packed, int, len(keys))]
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove these keys; see `Tier.remove`."""
-        check_keys(keys)
         with self._connection() as connection:
             self._ask(connection, connection.pack_commands([("UNLINK", key) for key in keys]), int, len(keys))
 

@@ -65,8 +65,8 @@ def test_a_file_that_was_cut_or_goes_on_is_a_miss_and_can_be_replaced(tier: Dire
     "forged",
     [
         b"shmstore tier 1\n" + table.packed([memoryview(b"meta")]) + b"meta",
-        b"shmstore tier 2\n" + table.packed([]),
-        b"shmstore tier 2\n" + table.packed([memoryview(b"")] * 65),
+        b"shmstore tier 2\n" + bytes(4),
+        b"shmstore tier 2\n\x41\0\0\0" + bytes(8 * 65),
         b"shmstore tier 2\n" + b"\xff" * 100_000,
     ],
     ids=["version 1", "no spans", "65 spans", "more spans"],
