@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
-from shmstore.bindings.store import ALIGN
+from shmstore.bindings.store import ALIGN, Options, no_space
 from shmstore.store.events import LOG_BYTES
 
 SHM = Path("/dev/shm")
@@ -132,6 +132,11 @@ def length_of(key: str, value: Any) -> int:
 def span_of(key: str, value: Any) -> int:
     """Return the bytes of the ring that an object takes."""
     return max(1, -(-length_of(key, value) // ALIGN)) * ALIGN
+
+
+def bytes_needed(capacity: int, n_readers: int) -> int:
+    """What a store of these sizes takes in /dev/shm."""
+    return no_space(Options(capacity, 0, n_readers, 0), "/dev/shm").needed or 0
 
 
 def state(writer: ObjectStoreWriter) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from shmstore.bindings.store import space
 from shmstore.cli.command import parse_size
 from shmstore.cli.main import build_parser
 from shmstore.places import DIRECTORY
+from tests.support import bytes_needed
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
@@ -98,7 +98,7 @@ def test_the_volume_holds_the_store_and_the_writers_memory_holds_the_volume(mani
     capacity = int(writer.environment["STORE_CAPACITY_MIB"]) << 20
     n_readers = int(writer.environment["STORE_READERS"])
     assert len(readers) == n_readers
-    assert space(capacity, n_readers, 0, 0)[0] <= manifest.size
+    assert bytes_needed(capacity, n_readers) <= manifest.size
     assert manifest.size + PROCESSES <= writer.memory
 
 
@@ -147,7 +147,7 @@ def test_two_pods_share_a_folder_that_the_strictest_pod_security_admits_and_that
     assert f"\ntmpfs {volume['spec']['local']['path']} tmpfs " in GUIDE
 
     options = json.loads(container["command"][-1])["ec_connector_extra_config"]
-    engine = space(int(options["capacity_gb"] * 2**30), 64, 0, 0)[0]
+    engine = bytes_needed(int(options["capacity_gb"] * 2**30), 64)
     assert options["engines"] * engine <= parse_size(volume["spec"]["capacity"]["storage"])
     assert options["engines"] * engine <= parse_size(claim["spec"]["resources"]["requests"]["storage"])
     assert engine < parse_size(container["resources"]["limits"]["memory"])
@@ -187,5 +187,5 @@ def test_the_guides_sizes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| (\d+ [MG]iB) \| (\d+) \| (\d+) MiB \| (\d+) MiB \|$", GUIDE, re.M)
     assert 5 == len(rows)
     for capacity, readers, takes, tables in rows:
-        needed = space(parse_size(capacity), int(readers), 0, 0)[0]
+        needed = bytes_needed(parse_size(capacity), int(readers))
         assert (needed >> 20, (needed - parse_size(capacity)) >> 20) == (int(takes), int(tables))

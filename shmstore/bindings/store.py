@@ -21,7 +21,7 @@ from shmstore.bindings.figures import KindFigures, figures_of, read_kinds, recor
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
 from shmstore.namespaces import split
-from shmstore.places import file_system, folder_of, parts_of, place_of
+from shmstore.places import file_system, parts_of, place_of
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -103,14 +103,6 @@ def _filled(room: int, call: Callable[..., int], *arguments: Any) -> tuple[Any, 
         if words[0] <= room:
             return _buffer(out, words[0]), words
         room = words[0]
-
-
-def space(
-    capacity: int, n_readers: int, max_objects: int, max_object_size: int, folder: str | None = None
-) -> tuple[int, int]:
-    """Return the bytes that a segment with these options takes, and the free bytes of the folder's file system."""
-    found = no_space(Options(capacity, max_object_size, n_readers, max_objects), folder_of(folder))
-    return found.needed or 0, found.free or 0
 
 
 def no_space(needed: "Options | int", folder: str, freed: int = 0, at: str | None = None) -> errors.StoreSpaceError:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shmstore import ObjectStoreWriter
-from shmstore.bindings.store import space
 from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate, factories
 from tests.multimodal.helpers import item, processor_cache
+from tests.support import bytes_needed
 
 ROOT = Path(__file__).parents[2]
 DETAILS = ROOT / "docs" / "reference" / "multimodal-caches.md"
@@ -57,7 +57,7 @@ def test_the_table_of_sizes_is_what_stores_take() -> None:
     rows = row.findall(DETAILS.read_text())
     assert rows
     for items, ranks, taken, length, percent in rows:
-        needed, _ = space(int(items) * MIB, int(ranks), 0, 0)
+        needed = bytes_needed(int(items) * MIB, int(ranks))
         assert (int(length) * MIB, percent) == (needed, f"{100 * (int(length) / int(items) - 1):.1f}")
         if int(items) <= 64:
             with ObjectStoreWriter.create(capacity=int(items) * MIB, n_readers=int(ranks)) as writer:
