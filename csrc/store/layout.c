@@ -75,7 +75,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     if (!options || options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
         options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
         options->n_writers > SHMS_MAX_WRITERS || (options->flags & ~(uint32_t)(FIXED_FLAGS | CALL_FLAGS)) ||
-        options->flags >> SHMS_NODE_SHIFT > SHMS_NODES || !shms_is_unused(options->reserved))
+        options->flags >> SHMS_NODE_SHIFT > SHMS_NODES || options->mode > 0777 || !shms_is_unused(options->reserved))
         return SHMS_EINVAL;
     shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags & FIXED_FLAGS};
     l.n_writers = options->n_writers ? options->n_writers : 1;

@@ -336,7 +336,11 @@ static int end(struct shms_writer *w, int unlinks, bool stays) {
     return shms_writer_leave_place(w, SHMS_OK);
 }
 
-int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink == SHMS_AS_IT_WAS ? 0 : unlink, unlink == 0); }
+int shms_writer_close(shms_writer *w, int unlink) {
+    if (unlink < SHMS_AS_IT_WAS || unlink > 1)
+        return SHMS_EINVAL;
+    return end(w, unlink == SHMS_AS_IT_WAS ? 0 : unlink, unlink == 0);
+}
 
 int shms_writer_stay(shms_writer *w, int beyond_close) {
     int rc = shms_writer_enter(w);

@@ -68,6 +68,8 @@ TEST(a_store_has_one_writer_and_each_rank_one_reader) {
     shms_reader_free(other);
     shms_reader_free(r);
     shms_reader_free(attach(name, 0));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_close(w, 2));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_close(w, SHMS_AS_IT_WAS - 1));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1)); /* idempotent, without a second unlink */
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL));
