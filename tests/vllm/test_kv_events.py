@@ -1,7 +1,4 @@
-"""What a scheduler publishes is read by vLLM's own types: maps by those of the vLLM that is here, arrays by 0.13's.
-
-0.13 is not here. Its types are declared again below: structs that are arrays, with the fields that 0.13 has.
-"""
+"""What a scheduler publishes is read by vLLM's own types."""
 
 from __future__ import annotations
 
@@ -23,28 +20,6 @@ from shmstore.scheduler import (
     KVEventBatch,
     Request,
     SlidingWindowSpec,
-)
-
-
-def older(name: str, **fields: Any) -> Any:
-    return msgspec.defstruct(name, list(fields.items()), array_like=True, tag=True)
-
-
-HASH = bytes | int
-OlderStored = older(
-    "BlockStored", block_hashes=list[HASH], parent_block_hash=HASH | None, token_ids=list[int], block_size=int,
-    lora_id=int | None, medium=str | None,
-)  # fmt: skip
-OlderRemoved = older("BlockRemoved", block_hashes=list[HASH], medium=str | None)
-OlderCleared = older("AllBlocksCleared")
-OlderBatch = msgspec.defstruct(
-    "KVEventBatch",
-    [
-        ("ts", float),
-        ("events", list[OlderStored | OlderRemoved | OlderCleared]),  # type: ignore[valid-type]
-        ("data_parallel_rank", int | None, None),
-    ],
-    array_like=True,
 )
 
 
@@ -112,13 +87,3 @@ def test_what_this_vllm_publishes_is_read_as_a_batch() -> None:
     ours, _ = some_batch(False)
     theirs = msgspec.msgpack.decode(ours.to_msgpack(), type=vllm.KVEventBatch)
     assert ours == KVEventBatch.from_msgpack(msgspec.msgpack.encode(theirs))
-
-
-def test_arrays_are_read_by_the_types_of_0_13() -> None:
-    ours, request = some_batch(False)
-    theirs = msgspec.msgpack.decode(ours.to_msgpack(format="array"), type=OlderBatch)
-    h = request.block_hashes
-    tokens = list(range(12))
-    first, rest = OlderStored(h[:1], None, tokens[:4], 4, 3, "GPU"), OlderStored(h[1:], h[0], tokens[4:], 4, 3, "GPU")
-    assert [first, first, rest, rest, OlderRemoved(h[1:2], "GPU"), OlderCleared()] == theirs.events
-    assert (12.5, 1) == (theirs.ts, theirs.data_parallel_rank)
