@@ -255,18 +255,6 @@ def test_an_unknown_encoder_manager_stays(
     assert "EncoderCacheManager.get_freed_mm_hashes" in caplog.text
 
 
-def test_strict_notices_in_the_scheduler_that_the_plugin_was_left_out(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_PLUGINS", "other,shmstore")
-    two(text, 40, [full()])
-    monkeypatch.setenv("VLLM_PLUGINS", "other")
-    with pytest.raises(RuntimeError, match="VLLM_PLUGINS"):
-        two(text, 40, [full()])
-    monkeypatch.setenv("SHMSTORE_VLLM", "1")
-    two(text, 40, [full()])
-
-
 def test_the_encoder_manager_comes_by_vllms_own_setting(text: Path) -> None:
     for wanted, cls in ((EncoderCacheManagerConfig(), EncoderCacheManager), (ENCODER, EncoderManager)):
         engine = Engine(Scheduler, vllm_config(text, 40, ec_manager_config=wanted), kv_cache_config(40, full()))

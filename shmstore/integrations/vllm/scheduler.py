@@ -24,7 +24,6 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 
 from shmstore.integrations.vllm import compare
 from shmstore.integrations.vllm.known import KV_CACHE
-from shmstore.integrations.vllm.shared import check_plugins
 from shmstore.scheduler import (
     BlockHashes,
     ChunkedLocalAttentionSpec,
@@ -160,7 +159,6 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        check_plugins()
         try:
             if problem := compare.difference(compare.installed(), KV_CACHE):
                 raise ValueError(problem)

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import vllm.envs
-
 from shmstore.files import PREFIX
 from shmstore.places import folder_of
 
@@ -51,13 +49,6 @@ def agree() -> None:
 def _remove(name: str, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
         Path(folder_of(), name).unlink(missing_ok=True)  # also while a worker is still ending: it needs no name
-
-
-def check_plugins() -> None:
-    """Raise RuntimeError if the plug-in must not stay out, and VLLM_PLUGINS leaves it out, so that nobody called it."""
-    chosen = vllm.envs.VLLM_PLUGINS
-    if os.environ.get("SHMSTORE_VLLM") == "strict" and chosen is not None and "shmstore" not in chosen:
-        raise RuntimeError(f"VLLM_PLUGINS leaves out shmstore: {','.join(chosen)} (hint: add shmstore to it)")
 
 
 def store_name() -> str:
