@@ -14,7 +14,7 @@ from typing import Any
 
 
 def patch(rank: int, size: int) -> SimpleNamespace:
-    """Have SGLang's modules and ours see these ranks, as a launch would have published them."""
+    """Have SGLang's modules and ours see these ranks of a new engine, as a launch would have published them."""
     from sglang.srt.managers import mm_utils
     from sglang.srt.managers.scheduler_components import request_receiver
 
@@ -24,7 +24,8 @@ def patch(rank: int, size: int) -> SimpleNamespace:
     parallel = SimpleNamespace(dp_size=1, attn_dp_enabled=False, tp_size=size, tp_rank=rank, tp_group=group)
     for module in (request_receiver, pointer, sender):
         vars(module)["get_parallel"] = lambda: parallel
-    vars(sender)["get_server_args"] = lambda: SimpleNamespace(model_path="model", revision=None, mm_process_config=None)
+    engine = SimpleNamespace(model_path="model", revision=None, mm_process_config=None)
+    vars(sender)["get_server_args"] = lambda: engine
     vars(mm_utils)["_is_default_tensor_transport"] = False
     vars(mm_utils)["get_serving"] = lambda: SimpleNamespace(skip_tokenizer_init=False)
     return parallel

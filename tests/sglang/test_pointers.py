@@ -195,6 +195,18 @@ def test_a_request_that_is_not_sent_leaves_no_lease(how: str, ranks: Ranks, send
     assert (0, 0) == (sender.writer.stats().open_leases, len(sender.writer))
 
 
+def test_the_next_engine_of_a_process_has_a_store_of_its_own(sender: Any) -> None:
+    """Its ranks are others, and a caller's hash of the image alone may name other bytes for its model."""
+    tensor = pixels(1)
+    for size in (2, 1):
+        patch(0, size)
+        kept = request(tensor, hashes=(7,))
+        stats = sender.writer.stats()
+        assert (size, 1, 0) == (stats.n_readers, stats.puts, stats.hits)
+        assert [sender.writer.name] == left_of(os.getpid(), "shmstore")
+    del kept
+
+
 @pytest.mark.parametrize("rows", [64, 20_000], ids=["full", "too large"])
 def test_what_the_store_has_no_room_for_goes_by_sglangs_own_files(rows: int, ranks: Ranks, sender: Any) -> None:
     request(pixels(0, 1))  # makes the store

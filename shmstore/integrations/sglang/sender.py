@@ -44,6 +44,8 @@ class Sender:
         self._run, self._numbers = secrets.token_hex(8), itertools.count()
         self._keys = WeakIdKeyDictionary()
         self._namespace = ""
+        self._engine: object = None
+        """The settings of the engine that the store is for: its ranks and its model are those of the store."""
 
     def hand_out(self, tensor: torch.Tensor, known_hash: int | None) -> tuple[ObjectRef, ObjectStoreWriter] | None:
         """Store the tensor, or find it, and return a reference that waits for every rank; None if that fails."""
@@ -75,6 +77,10 @@ class Sender:
                 self.writer.delete(key)
 
     def _opened(self) -> ObjectStoreWriter:
+        if self._engine is not (engine := get_server_args()):  # the first one of this process, or the next one
+            if self.writer is not None:
+                self.writer.close()
+            self._engine, self.writer, self.problem = engine, None, None
         if self.problem is not None:
             raise RuntimeError(self.problem)
         if self.writer is None:
