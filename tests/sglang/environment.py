@@ -5,8 +5,6 @@ SGLang's wheel asks for CUDA. On a CPU it needs these patches of the environment
 * the packages that `requirements.txt` names, without what they ask for;
 * `kernels.py` in the place of its kernels, and `operators.py` before all;
 * shmstore, as the checkout has it, whose plug-in SGLang finds by its entry point.
-
-With `--can-be-had` it sets nothing up: exit status 0 if pip finds the distribution, else 1.
 """
 
 import shutil
@@ -15,19 +13,12 @@ import sys
 import venv
 from pathlib import Path
 
-VERSION = "0.5.23"
 HERE = Path(__file__).resolve().parent
 TORCH = "torch==2.13.0"
 
 
-def pip(python: Path | str, *arguments: str, check: bool = True) -> int:
-    command = [python, "-m", "pip", "-qq", "--disable-pip-version-check", *arguments]
-    return subprocess.run(command, check=check, capture_output=not check).returncode
-
-
-def can_be_had() -> bool:
-    wheel = f"sglang=={VERSION}"
-    return 0 == pip(sys.executable, "install", "--dry-run", "--no-deps", "--ignore-installed", wheel, check=False)
+def pip(python: Path, *arguments: str) -> None:
+    subprocess.run([python, "-m", "pip", "-qq", "--disable-pip-version-check", *arguments], check=True)
 
 
 def set_up(folder: Path) -> None:
@@ -46,6 +37,4 @@ def set_up(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--can-be-had"]:
-        sys.exit(0 if can_be_had() else 1)
     set_up(Path(sys.argv[1]).resolve())
