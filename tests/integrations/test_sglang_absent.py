@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from shmstore.integrations import sglang
-from shmstore.integrations.sglang import AGREED, compare
+from shmstore.integrations.sglang import AGREED, GIB, capacity, compare
 from shmstore.integrations.sglang.known import FEATURES
-from shmstore.integrations.sglang.settings import GIB, capacity
 
 pytestmark = pytest.mark.skipif("sglang" in {one.name for one in distributions()}, reason="SGLang is here")
 

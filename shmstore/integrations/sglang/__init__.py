@@ -15,6 +15,7 @@ one line is logged.
 
 import logging
 import os
+from contextlib import suppress
 
 __all__ = ["register"]
 
@@ -23,6 +24,8 @@ logging.getLogger("shmstore").parent = _log
 
 AGREED = "SHMSTORE_SGLANG_AGREED"
 """The variable with the verdict of the process at the top: "in" or "out"."""
+GIB = "SHMSTORE_SGLANG_GB"
+STORE = "SHMSTORE_SGLANG_STORE"
 
 
 def register() -> None:
@@ -43,10 +46,18 @@ def register() -> None:
         pointer.install()
 
 
+def capacity() -> int:
+    """Return the bytes that the store shall have; ValueError if the variable says no size."""
+    chosen = os.environ.get(GIB, "4")
+    with suppress(ValueError, OverflowError):
+        if (size := int(float(chosen) * (1 << 30))) > 0:
+            return size
+    raise ValueError(f"{GIB} must be a number of GiB above 0, not {chosen!r}")
+
+
 def _decide() -> bool:
     from shmstore.integrations.sglang import compare
     from shmstore.integrations.sglang.known import FEATURES
-    from shmstore.integrations.sglang.settings import capacity
     from shmstore.places import folder_of
     from shmstore.store.orphans import remove_dead
 

@@ -25,7 +25,7 @@ from sglang.srt.runtime_context import get_parallel, get_server_args
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shmstore.errors import ObjectNotFoundError, ShmStoreError
-from shmstore.integrations.sglang.settings import STORE, capacity
+from shmstore.integrations.sglang import STORE, capacity
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreWriter
 
