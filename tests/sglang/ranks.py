@@ -1,7 +1,7 @@
 """The scheduler ranks of one engine without its model: SGLang's own socket, broadcast, barrier and vote.
 
-`python -m tests.sglang.ranks RANK SIZE RENDEZVOUS SOCKET` is one rank. It prints a line of JSON for each message: for
-each tensor of the request its bytes' digest, before this rank writes to it; or the type of what is there instead.
+`python -m tests.sglang.ranks RANK SIZE RENDEZVOUS SOCKET READ` is one rank. It prints a line of JSON for each message:
+for each tensor of the request what the function READ says of it, or the type of what is there instead of tensors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +32,12 @@ def patch(rank: int, size: int) -> SimpleNamespace:
     return parallel
 
 
+def total(value: Any) -> float:
+    return float(value.sum())
+
+
 def seen(value: Any) -> str:
+    """Return a tensor's type, shape and digest, and then write to it."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -42,7 +48,7 @@ def seen(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)} {digest}"
 
 
-def main(rank: int, size: int, rendezvous: str, address: str) -> None:
+def main(rank: int, size: int, rendezvous: str, address: str, read: Callable[[Any], Any]) -> None:
     import torch.distributed as dist
     import zmq
     from sglang.srt.managers.io_struct import sock_recv
@@ -66,7 +72,7 @@ def main(rank: int, size: int, rendezvous: str, address: str) -> None:
         items = getattr(request.mm_inputs, "mm_items", None)
         features = [part for item in items for part in listed(item.feature)] if items is not None else None
         print(
-            json.dumps(type(request.mm_inputs).__name__ if features is None else list(map(seen, features))), flush=True
+            json.dumps(type(request.mm_inputs).__name__ if features is None else list(map(read, features))), flush=True
         )
 
 
@@ -75,4 +81,4 @@ def listed(value: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], {"seen": seen, "total": total}[sys.argv[5]])

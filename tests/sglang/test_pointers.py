@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
-import subprocess
 import sys
-from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import zmq
-from sglang.srt.managers import mm_utils
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput, msgpack_decode, msgpack_encode
-from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
-from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.plugins import load_plugins
-from sglang.srt.sampling.sampling_params import SamplingParams
+
+from tests.sglang.conftest import left_of
+from tests.sglang.harness import Ranks, ranks_of, request, send
+from tests.sglang.ranks import listed, patch, seen
 
 IMPORTED = set(sys.modules)
 load_plugins()
@@ -33,48 +27,8 @@ from shmstore import ObjectStoreReader  # noqa: E402
 from shmstore.errors import SharedMemoryError  # noqa: E402
 from shmstore.integrations.sglang import pointer  # noqa: E402  what it replaces must be known first
 from shmstore.integrations.sglang.sender import Sender  # noqa: E402
-from tests.sglang.conftest import left_of  # noqa: E402
-from tests.sglang.ranks import listed, patch, seen  # noqa: E402
 
 STOCK = pointer.ShmPointerMMData.__mro__[1]
-
-
-class Ranks:
-    """Scheduler ranks, and the socket to them."""
-
-    def __init__(self, folder: Path, size: int, **environment: str) -> None:
-        address = f"ipc://{folder}/scheduler"
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.PUSH)
-        self.socket.connect(address)
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.sglang.ranks", str(rank), str(size), f"{folder}/met", address],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **environment},
-            )
-            for rank in range(size)
-        ]
-        assert ["ready"] * size == self.answers()
-
-    def answers(self) -> list[Any]:
-        return [json.loads(process.stdout.readline()) for process in self.processes if process.stdout]
-
-    def kill(self) -> None:
-        for process in self.processes:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        self._context.destroy(linger=0)
-
-
-@contextmanager
-def ranks_of(folder: Path, size: int, **environment: str) -> Iterator[Ranks]:
-    ranks = Ranks(folder, size, **environment)
-    try:
-        yield ranks
-    finally:
-        ranks.kill()
 
 
 @pytest.fixture(scope="module")
@@ -93,33 +47,6 @@ def sender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     gc.collect()
     if made.writer is not None:
         made.writer.close()
-
-
-def request(*features: Any, hashes: tuple[int | None, ...] = (), **sampling: Any) -> TokenizedGenerateReqInput:
-    """Return a request with these features, wrapped as a tokenizer process does."""
-    known = [*hashes, *[None] * len(features)]
-    items = [MultimodalDataItem(modality=Modality.IMAGE, feature=f, hash=h) for f, h in zip(features, known)]  # noqa: B905
-    made = TokenizedGenerateReqInput(
-        rid="r",
-        input_text="",
-        input_ids=array("q", [1]),
-        input_embeds=None,
-        mm_inputs=MultimodalProcessorOutput(mm_items=items),
-        token_type_ids=None,
-        sampling_params=SamplingParams(**sampling),
-        return_logprob=False,
-        logprob_start_len=0,
-        top_logprobs_num=0,
-        token_ids_logprob=None,
-        stream=False,
-    )
-    return mm_utils.wrap_shm_features(made)
-
-
-def send(ranks: Ranks, made: TokenizedGenerateReqInput) -> None:
-    TokenizerManager._dispatch_to_scheduler(
-        SimpleNamespace(tokenizer_ipc_name=None, send_to_scheduler=ranks.socket), made
-    )
 
 
 def expected(*features: Any) -> list[str]:
