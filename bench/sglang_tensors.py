@@ -45,7 +45,12 @@ def main(folder: Path) -> None:
 
         def through(tensor: torch.Tensor) -> tuple[float, float]:
             wrap, made = milliseconds(lambda: request(tensor))
-            rest, said = milliseconds(lambda: (send(ranks, made), ranks.answers())[1])
+
+            def send_and_wait() -> list[Any]:
+                send(ranks, made)
+                return ranks.answers()
+
+            rest, said = milliseconds(send_and_wait)
             assert [[float(tensor.sum())]] * 2 == said
             return wrap, wrap + rest
 
@@ -58,8 +63,8 @@ def main(folder: Path) -> None:
                 for row, figure in zip(taken[cls], figures, strict=True):
                     row.append(figure)
     print("| | SGLang's files, ms | store, ms | times |\n|---|---|---|---|")
-    for row, name in enumerate(names):
-        theirs, mine = (statistics.median(taken[cls][row][ROUNDS // 4 :]) for cls in (stock, ours))
+    for place, name in enumerate(names):
+        theirs, mine = (statistics.median(taken[cls][place][ROUNDS // 4 :]) for cls in (stock, ours))
         print(f"| {name} | {theirs:.2f} | {mine:.2f} | {theirs / mine:.1f} |")
 
 

@@ -127,11 +127,15 @@ def test_the_next_engine_of_a_process_has_a_store_of_its_own(sender: Any) -> Non
     tensor = pixels(1)
     for size in (2, 1):
         patch(0, size)
-        kept = request(tensor, hashes=(7,))
+        request(tensor, hashes=(7,))
         stats = sender.writer.stats()
         assert (size, 1, 0) == (stats.n_readers, stats.puts, stats.hits)
         assert [sender.writer.name] == left_of(os.getpid(), "shmstore")
-    del kept
+    with ObjectStoreReader.attach(sender.writer.handle):
+        patch(0, 1)
+        (other,) = pointers_of(request(tensor, hashes=(7,)))
+        assert (None, 1) == (other._ref, sender.writer.stats().puts)
+        other.close_and_unlink()
 
 
 @pytest.mark.parametrize("rows", [64, 20_000], ids=["full", "too large"])

@@ -25,7 +25,9 @@ from sglang.srt.runtime_context import get_parallel, get_server_args
 from torch.utils.weak import WeakIdKeyDictionary
 
 from shmstore.errors import ObjectNotFoundError, ShmStoreError
+from shmstore.files import classify
 from shmstore.integrations.sglang import STORE, capacity
+from shmstore.places import place_of
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreWriter
 
@@ -33,11 +35,10 @@ _log = logging.getLogger("sglang.shmstore")
 
 
 class Sender:
-    """The writer of this process, or the reason why it has none."""
+    """The writer of this process, as soon as it has one."""
 
     def __init__(self) -> None:
         self.writer: ObjectStoreWriter | None = None
-        self.problem: str | None = None
         self.files = 0
         """Tensors that went by SGLang's own files."""
         self._lock = threading.Lock()
@@ -79,17 +80,12 @@ class Sender:
     def _opened(self) -> ObjectStoreWriter:
         if self._engine is not (engine := get_server_args()):  # the first one of this process, or the next one
             if self.writer is not None:
+                if classify(place_of(self.writer.name)).ranks_alive:
+                    raise RuntimeError("another engine of this process uses its store")
                 self.writer.close()
-            self._engine, self.writer, self.problem = engine, None, None
-        if self.problem is not None:
-            raise RuntimeError(self.problem)
+            self._engine, self.writer = engine, None
         if self.writer is None:
-            try:
-                self.writer = _open()
-            except Exception as error:
-                self.problem = f"{type(error).__name__}: {error}"
-                raise
-            self._namespace = _namespace()
+            self._namespace, self.writer = _namespace(), _open()
             if "prometheus_client" in sys.modules:  # SGLang must set a variable before anybody imports it
                 from shmstore.integrations.totals import show_totals
 
