@@ -22,16 +22,11 @@ _EPHEMERAL = "nobody knows its name; the next create removes it"
 _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.
 
-If the writer is dead, --yes removes a segment unless a process still maps it or has it open, or it could be
-recovered. A store can be recovered if its creation was completed and its tables are sound, at least those of one
-writer: ObjectStoreWriter.open(NAME, ...) would find all objects in them. So --yes removes unfinished creations, damaged
-segments, and stores with generated names: nobody knows these names, and the next create removes such stores.
+If the writer is dead, --yes removes a segment unless a process still maps it, or ObjectStoreWriter.open(NAME, ...)
+could recover it. So it removes unfinished creations, damaged segments, and stores with generated names.
 
---yes --force NAME also removes a store that is mapped or could be recovered. It removes only the name: a process
-that maps the store keeps its pages until it ends, but no other process can attach or recover it. A NAME that is not a
-store ends the command before anything is removed.
-
-The locks of its readers show whether a process maps a segment, and so does /proc as far as this user may read it."""
+--yes --force NAME also removes a store that is mapped or could be recovered: a process that maps it keeps its pages
+until it ends. A NAME that is not a store ends the command before anything is removed."""
 
 
 @dataclass(slots=True)
