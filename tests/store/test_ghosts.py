@@ -44,7 +44,6 @@ def replay(stores: Stores, capacity: int, slots: int, keys: list[int], nbytes: l
     ("zipf", "working_set", "scan", "mixed"),
     [
         (0.7, 2, 0.0, False),
-        (0.9, 6, 0.0, True),
         (0.9, 4, 0.2, True),
     ],
 )

@@ -17,7 +17,6 @@ import pytest
 from shmstore import (
     CorruptStoreError,
     LayoutMismatchError,
-    ObjectStoreReader,
     ObjectStoreWriter,
     StaleRefError,
     StoreFullError,
@@ -33,7 +32,7 @@ from shmstore.store import orphans
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, store_name
+from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, store_name
 
 SIZE = 900
 OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 16}
@@ -142,17 +141,6 @@ def test_a_store_of_one_writer_is_joined_only_when_that_has_ended(stores: Stores
     assert 0 == join(stores, alone.handle).index
 
 
-def test_what_is_neither_a_name_nor_a_handle_is_refused_by_its_argument(stores: Stores) -> None:
-    with pytest.raises(TypeError, match=r"^handle_or_name must be a str or a StoreHandle, not NoneType"):
-        ObjectStoreWriter.join(None)
-    with pytest.raises(TypeError, match=r"handle_or_name must be .*, not ObjectStoreWriter; pass its handle"):
-        ObjectStoreWriter.join(stores.create(**OPTIONS))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^name must be a str or a StoreHandle"):
-        ObjectStoreWriter.recover(None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="handle_or_name must be a str or a StoreHandle"):
-        ObjectStoreReader.attach(None)
-
-
 @pytest.mark.parametrize("field", ["store_id", "n_readers"])
 def test_a_handle_of_another_store_is_refused(stores: Stores, field: str) -> None:
     handle = stores.create(**OPTIONS, n_writers=2).handle
@@ -160,14 +148,6 @@ def test_a_handle_of_another_store_is_refused(stores: Stores, field: str) -> Non
     with pytest.raises(StoreNotFoundError if field == "store_id" else LayoutMismatchError):
         ObjectStoreWriter.join(other)
     assert 1 == join(stores, handle).index
-
-
-def test_a_forked_child_attaches_another_rank(stores: Stores) -> None:
-    writer = stores.create(capacity=8192, n_readers=2)
-    ref = writer.put("a", 5)
-    reader = stores.attach(writer.handle)
-    assert 5 == in_child(lambda: ObjectStoreReader.attach(writer.handle, 1).get(ref))
-    assert (5, 0) == (reader.get(ref), writer.stats().open_leases)
 
 
 def test_quotas_are_those_of_an_arena(stores: Stores) -> None:
@@ -220,17 +200,6 @@ def test_open_names_the_options_that_differ_while_a_writer_lives(stores: Stores,
         with raises(LayoutMismatchError, names=[chosen, *names], hint=["same options", "lives"]):
             ObjectStoreWriter.open(chosen, **OPTIONS | {"n_writers": 3} | more, on_mismatch=on_mismatch)
     assert probe(chosen)["writer_alive"]
-
-
-@pytest.mark.parametrize("on_mismatch", ["recreate", "raise"])
-def test_a_store_of_one_living_writer_is_refused_by_its_process_if_one_is_asked_for(
-    stores: Stores, on_mismatch: Any
-) -> None:
-    name = stores.create(**OPTIONS).name
-    with raises(WriterActiveError, names=[repr(name), f"process {os.getpid()}"]):
-        ObjectStoreWriter.open(name, **OPTIONS | {"capacity": 32 << 10}, on_mismatch=on_mismatch)
-    with raises(LayoutMismatchError, names=["n_writers is 1, not 2"]):
-        ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, on_mismatch=on_mismatch)
 
 
 # ---- closing

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +377,18 @@ def try_everything(name: str) -> dict[str, str]:
     return outcome
 
 
+def under_each(path: Path, offset: int, values: Iterable[int]) -> dict[int, dict[str, str]]:
+    """Return what comes of a copy of the store with each of these values there."""
+    found = {}
+    for value in values:
+        copied = SHM / store_name()
+        shutil.copy(path, copied)
+        put_word(copied, offset, value)
+        found[value] = try_everything(copied.name)
+        copied.unlink()
+    return found
+
+
 def damage(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
@@ -425,22 +437,15 @@ def test_every_field_of_the_two_tables_is_in_one_of_the_tests() -> None:
 def test_a_damaged_geometry_is_refused_by_both_sides(segment: Path, field: str) -> None:
     error = "LayoutMismatchError" if field in ("magic", "stamp") else "CorruptStoreError"
     true = word(segment, FIELDS[field])
-    for value in (*STRANGE, true + 1, true * 2, true ^ 2**40):
-        if value == true:
-            continue
-        put_word(segment, FIELDS[field], value)
-        assert {"attach": error, "recover": error} == in_child(try_everything, segment.name), hex(value)
-    put_word(segment, FIELDS[field], true)
+    values = {*STRANGE, true + 1, true * 2, true ^ 2**40} - {true}
+    refused = {"attach": error, "recover": error}
+    assert dict.fromkeys(values, refused) == in_child(under_each, segment, FIELDS[field], values)
     assert "yes" == in_child(try_everything, segment.name)["valid"]
 
 
 @pytest.mark.parametrize("field", [*FREE_FIELDS, *OTHER_FIELDS])
 def test_other_damage_to_the_two_tables_is_an_error_or_does_no_harm(segment: Path, field: str) -> None:
-    for value in STRANGE:
-        copied = SHM / store_name()
-        shutil.copy(segment, copied)
-        put_word(copied, FIELDS[field], value)
-        outcome = in_child(try_everything, copied.name)
+    for value, outcome in in_child(under_each, segment, FIELDS[field], STRANGE).items():
         if field in FREE_FIELDS:
             assert ("opened", "opened") == (outcome["attach"], outcome["recover"]), hex(value)
         if outcome["recover"] == "opened":
@@ -448,7 +453,6 @@ def test_other_damage_to_the_two_tables_is_an_error_or_does_no_harm(segment: Pat
             assert "yes" == outcome["valid"], f"{value:#x}"
         else:
             assert outcome["recover"] == "CorruptStoreError"
-        copied.unlink()
 
 
 @pytest.mark.parametrize(
@@ -502,12 +506,9 @@ def all_slots(path: Path) -> list[int]:
 @pytest.mark.parametrize("field", SLOT)
 def test_a_damaged_slot_is_corrupt_to_recover_and_kills_no_reader(segment: Path, field: str) -> None:
     slot = next(at for at in all_slots(segment) if word(segment, at + SLOT["id"]) == 1)
-    true = word(segment, slot + SLOT[field])
-    for value in BAD_SLOT[field]:
-        put_word(segment, slot + SLOT[field], value)
-        outcome = in_child(try_everything, segment.name)
-        assert {"attach": "opened", "recover": "CorruptStoreError"} == outcome, hex(value)
-    put_word(segment, slot + SLOT[field], true)
+    corrupt = {"attach": "opened", "recover": "CorruptStoreError"}
+    found = in_child(under_each, segment, slot + SLOT[field], BAD_SLOT[field])
+    assert dict.fromkeys(BAD_SLOT[field], corrupt) == found
     assert "yes" == in_child(try_everything, segment.name)["valid"]
 
 
