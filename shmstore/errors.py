@@ -285,7 +285,8 @@ class StoreNotFoundError(ShmStoreError, FileNotFoundError):
     _number = _errno.ENOENT
     default_message = "there is no store with this name"
     default_hint = (
-        "create the store first, or wait for it (attach(name, wait=seconds)), and share its folder between containers"
+        "create the store first, or wait for it (attach(name, wait=seconds)), and share its folder between containers; "
+        "what create made goes when its last writer has closed it, and what open made stays"
     )
 
 

@@ -70,7 +70,6 @@ def not_opened(
     number: int | None,
     *,
     ranks: int,
-    by_handle: bool,
     required: native.Options | None = None,
     waited: float | None = None,
 ) -> Exception:
@@ -80,7 +79,7 @@ def not_opened(
     """
     match error:
         case StoreNotFoundError():
-            return not_found(error, name, by_handle, waited)
+            return not_found(error, name, waited)
         case WriterActiveError():
             return active(name, number, required)
         case RankInUseError():
@@ -193,17 +192,13 @@ def _other_options(name: str, differ: list[str], hint: str) -> LayoutMismatchErr
     return LayoutMismatchError(f"store {shown(name)} was created with other options: {', '.join(differ)}", hint=hint)
 
 
-def not_found(error: StoreNotFoundError, name: str, by_handle: bool, waited: float | None = None) -> ShmStoreError:
-    """Return the same error with the store's name and how long it was waited for, and a hint at the likely mistake."""
+def not_found(error: StoreNotFoundError, name: str, waited: float | None = None) -> ShmStoreError:
+    """Return the same error with the store's name and how long it was waited for."""
     if not os.path.isdir(folder := parts_of(name)[0]):
         hint = f"mount it, or pass the folder at which this process has it: dir=, or {VARIABLE}"
         return SharedMemoryError(f"there is no folder {cut(folder)}", number=errno.ENOENT, hint=hint)
-    hint = error.hint
-    if by_handle and error._code == native.NO_STORE:
-        hint = "its last writer has closed it (what create made goes then; open makes one that stays), or runs in a "
-        hint += "container that sees another folder (share it, see dir= and SHMSTORE_DIR; or /dev/shm with --ipc)"
     after = f", after {waited:g} seconds" if waited else ""
-    named = StoreNotFoundError(f"store {shown(name)}: {error.message}{after}", hint=hint)
+    named = StoreNotFoundError(f"store {shown(name)}: {error.message}{after}", hint=error.hint)
     named._code = error._code  # `open` asks whether it is being created
     return named
 

@@ -193,8 +193,7 @@ class Openable(Closable):
         expected = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         check_bools(keep_leases=keep_leases)
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
-        by_handle = isinstance(handle_or_name, StoreHandle)
-        made = cls._recover(expected, chosen_serde, quotas, by_handle, arena=arena, keep_leases=keep_leases)
+        made = cls._recover(expected, chosen_serde, quotas, arena=arena, keep_leases=keep_leases)
         if orphans.is_ephemeral(made._place):
             orphans.close_at_exit(made)
         return made
@@ -222,7 +221,7 @@ class Openable(Closable):
         """
         chosen_serde = checked_serde(serde)
         expected = expected_store(name, allow_uid, "name", dir)
-        return cls._recover(expected, chosen_serde, quotas, isinstance(name, StoreHandle))
+        return cls._recover(expected, chosen_serde, quotas)
 
     @classmethod
     def _recover(
@@ -230,7 +229,6 @@ class Openable(Closable):
         expected: tuple[str, int, int, int],
         serde: ObjectSerde,
         quotas: Mapping[str, float] | None,
-        by_handle: bool = False,
         *,
         options: native.Options | None = None,
         accept: bool = False,
@@ -241,15 +239,7 @@ class Openable(Closable):
         try:
             writer = native.Writer.recover(*expected, required, arena, keep_leases)
         except Exception as error:
-            raise diagnostics.not_opened(
-                error,
-                name,
-                "arena",
-                arena,
-                ranks=expected[2],
-                by_handle=by_handle,
-                required=required,
-            ) from None
+            raise diagnostics.not_opened(error, name, "arena", arena, ranks=expected[2], required=required) from None
         try:
             if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
                 set_quotas(writer, limits)

@@ -121,10 +121,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                     continue
                 if rank is None and number and type(error) is ValueError:  # there is no rank of this number
                     raise diagnostics.all_in_use(place, number) from None
-                by_handle = isinstance(handle_or_name, StoreHandle)
-                raise diagnostics.not_opened(
-                    error, place, "rank", number, ranks=ranks, by_handle=by_handle, waited=wait
-                ) from None
+                raise diagnostics.not_opened(error, place, "rank", number, ranks=ranks, waited=wait) from None
             return cls(reader, number, chosen_serde)
 
     def __repr__(self) -> str:

@@ -13,7 +13,6 @@ from shmstore.errors import (
     ObjectNotFoundError,
     ObjectTooLargeError,
     StaleRefError,
-    StoreClosedError,
     StoreFullError,
     shown,
 )
@@ -416,14 +415,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         return True  # a writer of an empty store is still a writer
 
     def __contains__(self, key: object) -> bool:
-        try:
-            return self._writer.has(packed_key(key)) > 0  # type: ignore[arg-type]
-        except (TypeError, StoreClosedError):
-            if isinstance(key, str):
-                raise
-            return False
-        except ValueError:
-            return False  # a store cannot have such a key
+        return isinstance(key, str) and key != "" and self.is_cached(key)
 
     def stats(self) -> StoreStats:
         """Return the store's current figures."""
