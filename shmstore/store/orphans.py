@@ -6,7 +6,7 @@ import os
 import weakref
 from contextlib import suppress
 from multiprocessing import util
-from typing import Protocol
+from typing import Any
 
 from shmstore.bindings import inspect as native
 from shmstore.bindings.store import Options, no_space
@@ -19,27 +19,17 @@ from shmstore.errors import (
 )
 from shmstore.files import PREFIX, classify
 from shmstore.places import parts_of, path_of, place_of
-from shmstore.refs import StoreHandle
 from shmstore.store import diagnostics
 
 _log = logging.getLogger(__name__)
 
 
-class _Store(Protocol):
-    _pid: int
-
-    @property
-    def handle(self) -> StoreHandle: ...
-
-    def close(self) -> None: ...
-
-
-_open: "weakref.WeakSet[_Store]" = weakref.WeakSet()
+_open: "weakref.WeakSet[Any]" = weakref.WeakSet()  # writers
 _creator = 0  # the process that created such stores
 _folders: set[str] = set()  # where it has
 
 
-def close_at_exit(store: _Store) -> None:
+def close_at_exit(store: Any) -> None:
     """Close `store` when this process exits; if it is unclosed garbage by then, remove it."""
     global _creator
     if _creator != os.getpid():
