@@ -60,9 +60,10 @@ def test_a_command_ends_with_its_status_in_pipe_and_terminal_and_changes_no_byte
         assert "\x1b" not in ran.out, "an escape sequence in a pipe"
         if ran.status == 1 and (command, condition) != ("verify", "spoiled"):  # which lists what is wrong
             assert re.fullmatch(rf"shmstore {command}: .*\n", ran.err), "an error is one line"
-        on_screen = on_terminal(command, name, *NAMED[command])
-        assert (ran.status, True) == (on_screen.status, name in on_screen.out), on_screen
-        assert "Traceback" not in on_screen.out
+        if condition in ("live", "damaged"):
+            on_screen = on_terminal(command, name, *NAMED[command])
+            assert (ran.status, True) == (on_screen.status, name in on_screen.out), on_screen
+            assert "Traceback" not in on_screen.out
 
 
 @pytest.mark.parametrize("condition", [*CONDITIONS, "being created"])
@@ -102,8 +103,7 @@ print(status, *{"numpy", "rich", "torch"}.intersection(sys.modules))
     assert ("", "0") == (ran.stderr, ran.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("prefix", ["/dev/shm/", "/"])
-@pytest.mark.parametrize("command", NAMED)
+@pytest.mark.parametrize(("command", "prefix"), [*((command, "/dev/shm/") for command in NAMED), ("dump", "/")])
 def test_a_store_may_be_named_by_its_file(command: str, prefix: str) -> None:
     with case("dead") as name:
         by_name, by_path = (piped(command, given, *NAMED[command]) for given in (name, prefix + name))
@@ -112,8 +112,9 @@ def test_a_store_may_be_named_by_its_file(command: str, prefix: str) -> None:
         assert prefix + name not in by_path.out
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("run", [piped, on_terminal])
+@pytest.mark.parametrize(
+    ("run", "condition"), [*((piped, condition) for condition in CONDITIONS), (on_terminal, "live")]
+)
 def test_ls_shows_what_is_ours_and_its_condition(
     run: object, condition: str, stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,24 +168,6 @@ def test_ls_json_has_the_figures() -> None:
         assert 1 == piped("ls").status
 
 
-def test_a_pipe_and_other_odd_files_of_that_name_neither_block_nor_crash() -> None:
-    name = store_name()
-    path = SHM / name
-    os.mkfifo(path)
-    try:
-        assert [1, 1, 1, 1] == [piped(command, name, *NAMED[command]).status for command in NAMED]
-        assert name not in piped("ls").out
-    finally:
-        path.unlink()
-    path.symlink_to("/dev/zero")
-    try:
-        assert [1, 1, 1, 1] == [piped(command, name, *NAMED[command]).status for command in NAMED]
-    finally:
-        path.unlink()
-    for odd in ("", ".", "..", "a/b", "x" * 300):
-        assert [1, 1, 1] == [piped(command, odd).status for command in ("dump", "verify", "gc")]
-
-
 def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
     for command in all_commands():
         assert 0 == cli.main([command.name, "--help"])
@@ -217,11 +200,6 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
         assert (1, True, True) == (ran.status, str(path) in ran.err, "remove it" in ran.err), ran
     ran = piped(command, str(tmp_path / "absent"), *NAMED[command])
     assert (1, True) == (ran.status, "shmstore ls" in ran.err), ran
-
-
-def test_ls_says_where_it_found_nothing_that_this_user_may_read(tmp_path: Path) -> None:
-    ran = piped("ls", "--dir", str(tmp_path))
-    assert (0, True, True) == (ran.status, str(tmp_path) in ran.out, "this user may read" in ran.out)
 
 
 def test_top_of_all_judges_as_ls_does_and_of_one_as_dump_does() -> None:

@@ -24,7 +24,7 @@ def make_old(name: str) -> None:
     os.utime(SHM / name, (0, time.time() - 100))
 
 
-@pytest.mark.parametrize("options", [(), ("--yes",), ("--force",), ("--yes", "--force")])
+@pytest.mark.parametrize("options", [(), ("--yes",), ("--yes", "--force")])
 @pytest.mark.parametrize("condition", [c for c in CONDITIONS if c != "foreign"])
 def test_what_is_removed(condition: str, options: tuple[str, ...]) -> None:
     with case(condition) as name:
