@@ -48,7 +48,8 @@ def _storm(name: str, ready: int) -> None:
 def test_each_record_is_consistent_in_itself_while_the_writer_runs() -> None:
     name = store_name()
     with running(name, _storm), StoreInspector.open(name) as inspector:
-        ids, moving, leases, copied, gone = set(), 0, 0, 0, 0
+        ids: set[int] = set()
+        moving = leases = copied = gone = 0
         end = time.monotonic() + 30
         while min(len(ids), leases, copied, gone) <= 100 and time.monotonic() < end:
             for slot in inspector.slots():
