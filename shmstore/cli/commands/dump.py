@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -260,12 +259,6 @@ def _draw_node(tree: Tree, node: TreeNode) -> None:
         _draw_node(branch, child)
 
 
-def _node_json(node: TreeNode) -> dict[str, Any]:
-    fields = ("path", "kind", "text", "shape", "offset", "nbytes")
-    children = [_node_json(child) for child in node.children]
-    return {name: getattr(node, name) for name in fields} | {"children": children}
-
-
 def _one_object(console: Console, slot: SlotInfo, tree: TreeNode, several: bool) -> None:
     arena = f"writer {slot.writer}, " if several else ""
     place = f"{arena}slot {slot.slot}, offset {slot.offset}"
@@ -294,7 +287,7 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
     slot = inspector.find(key=arguments.key, object_id=arguments.object, namespace=arguments.namespace)
     tree = parse_tree(inspector.metadata(slot), slot.payload_bytes)
     if arguments.json:
-        print_json({"ok": True, "object": slot, "tree": _node_json(tree)})
+        print_json({"ok": True, "object": slot, "tree": tree})
     else:
         _one_object(console, slot, tree, len(inspector.facts().writers) > 1)
 
