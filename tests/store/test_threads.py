@@ -50,7 +50,7 @@ def test_puts_hits_gets_drops_and_deletes_from_many_threads_at_once(stores: Stor
     def put(base: int) -> None:
         nonlocal refused
         i = 0
-        while i < 250 or read < 300:  # the readers' turns come when they come
+        while i < 120 or read < 100:  # the readers' turns come when they come
             i += 1
             number = base * 100_000 + i
             try:
@@ -113,9 +113,9 @@ def test_puts_hits_gets_drops_and_deletes_from_many_threads_at_once(stores: Stor
 
     run_all(puts, lambda: hit(1), lambda: hit(2), lambda: get(3), lambda: get(4), lambda: abort(5))
     stats = writer.stats()
-    assert stats.puts + refused >= 750
+    assert stats.puts + refused >= 360
     assert stats.puts == len(given)
-    assert stats.evictions > 50
+    assert stats.evictions > 20
     assert 0 == reader.stats().live_views
     writer.check_valid()
     keys = writer.keys()
@@ -135,7 +135,7 @@ def test_values_of_one_object_may_die_on_any_thread(stores: Stores, private: boo
     box: list[dict[str, torch.Tensor]] = []
 
     def make() -> None:
-        for _ in range(500):
+        for _ in range(200):
             value = reader.get(ref, private=private)
             if private:
                 value["x"].fill_(1)  # which no other value shows
@@ -144,13 +144,13 @@ def test_values_of_one_object_may_die_on_any_thread(stores: Stores, private: boo
             del value
 
     def drop() -> None:
-        for _ in range(500):
+        for _ in range(200):
             while not box:
                 pass
             check(box.pop(), 7)
 
     run_all(make, drop, make, drop)
-    assert (1000, 0) == (reader.stats().gets, reader.stats().live_views)
+    assert (400, 0) == (reader.stats().gets, reader.stats().live_views)
     writer.put("all", torch.zeros(CAPACITY - 1024, dtype=torch.uint8))
 
 
