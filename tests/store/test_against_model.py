@@ -481,7 +481,7 @@ def value_has_views(value: Any) -> bool:
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=400,
+    max_examples=150,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import threading
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from shmstore import (
     StoreClosedError,
 )
 from tests.store.children import find_or_claim_and_wait
-from tests.support import Stores
+from tests.support import FRESH, Stores
 
 Process = ObjectStoreReader | ObjectStoreWriter
 
@@ -91,8 +90,8 @@ def test_after_a_grant_it_looks_again(
 def test_a_claim_ends_with_a_process_that_is_killed_and_who_waits_takes_it(
     writer: ObjectStoreWriter, reader: ObjectStoreReader
 ) -> None:
-    ours, theirs = get_context("spawn").Pipe()
-    child = get_context("spawn").Process(target=find_or_claim_and_wait, args=(writer.handle, theirs))
+    ours, theirs = FRESH.Pipe()
+    child = FRESH.Process(target=find_or_claim_and_wait, args=(writer.handle, theirs))
     child.start()
     assert ours.recv() is None
     assert reader.find_or_claim("a", wait=0.05) is None

@@ -1,6 +1,5 @@
 """How long a store stays: what closing does to it, an owner without an arena, and `unlink`."""
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -23,10 +22,9 @@ from shmstore.bindings.inspect import probe
 from shmstore.inspect.inspector import StoreInspector
 from tests.inspect.cases import piped
 from tests.store.children import marked, put_and_wait
-from tests.support import SHM, Child, Signal, Stores, raises
+from tests.support import FRESH, SHM, Child, Signal, Stores, raises
 
 OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 1, "max_objects": 16}
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def opened(name: str, **more: Any) -> ObjectStoreWriter:
@@ -145,8 +143,8 @@ def test_main_reads_what_workers_put_and_a_killed_worker_has_a_successor(stores:
     pipes, workers = [], []
 
     def start(seed: int) -> tuple[int, Any]:
-        ours, theirs = SPAWN.Pipe()
-        worker = SPAWN.Process(target=put_and_wait, args=(owner.handle, seed, theirs))
+        ours, theirs = FRESH.Pipe()
+        worker = FRESH.Process(target=put_and_wait, args=(owner.handle, seed, theirs))
         worker.start()
         pipes.append(ours)
         workers.append(worker)

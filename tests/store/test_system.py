@@ -137,7 +137,7 @@ def test_a_store_whose_name_was_chosen_stays_at_exit(leftovers: list[str]) -> No
     assert (SHM / leftovers[0]).exists()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_store_that_a_child_of_multiprocessing_leaves_open_goes_with_it(leftovers: list[str], method: str) -> None:
     context: Any = multiprocessing.get_context(method)
     names, tell = context.Pipe(duplex=False)

@@ -371,7 +371,7 @@ class WritersMachine(RuleBasedStateMachine):
 
 
 WritersMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
