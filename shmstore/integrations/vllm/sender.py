@@ -26,6 +26,7 @@ from shmstore.integrations.vllm.shared import (
     STORE,
     TIER,
     WAIT,
+    check_not_of_encoder,
     engines,
     store_name,
 )
@@ -176,6 +177,8 @@ def wait_seconds() -> float:
 
 def _make_sender(vllm_config: Any) -> Any:
     named = bool(os.environ.get(STORE))
+    if named:
+        check_not_of_encoder(store_name())
     model = vllm_config.model_config
     settings = model.get_multimodal_config()
     parallel = vllm_config.parallel_config

@@ -16,11 +16,14 @@ import functools
 import multiprocessing
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shmstore.errors import LayoutMismatchError, ShmStoreError
 from shmstore.files import PREFIX
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import folder_of
 
 STORE = "SHMSTORE_VLLM_STORE"
@@ -54,6 +57,18 @@ def _remove(name: str, pid: int) -> None:
 def store_name() -> str:
     """Return the name of the store that API servers share."""
     return os.environ.get(STORE) or os.environ[RUN]
+
+
+def check_not_of_encoder(name: str) -> None:
+    """Raise LayoutMismatchError for a store of encoder outputs, which a processor cache would replace."""
+    kinds: Container[str] = ()
+    with suppress(ShmStoreError, OSError), StoreInspector.open(name) as inspector:  # else opening it says more
+        kinds = inspector.kinds()
+    if KIND in kinds:
+        raise LayoutMismatchError(
+            f"store {name!r} has encoder outputs, so it cannot be the processor cache",
+            hint=f"give another {STORE}; or end its engines, and remove it by `shmstore gc {name} --yes --force`",
+        )
 
 
 def engines(parallel: Any) -> int:
