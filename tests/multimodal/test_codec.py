@@ -1,6 +1,5 @@
 """Every multi-modal type goes through the store's own serializer and comes back equal."""
 
-import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,25 +156,6 @@ def test_the_text_of_a_field_is_worked_out_once_for_all_items_of_its_batch(monke
     trees = [codec._item_to_tree(item) for item in items]
     assert [field] == made
     assert 1 == len({tree[""] for tree in trees})
-
-
-def test_a_worker_that_reads_items_of_large_batches_keeps_few_of_their_slices() -> None:
-    def back(batch: int) -> None:
-        field = MultiModalFlatField([slice(n * 7 + batch, n * 7 + batch + 7) for n in range(1000)])
-        trees = [codec._item_to_tree(MultiModalKwargsItem.from_elems([elem(field, None)])) for _ in range(2)]
-        first, second = (codec._item_from_tree(tree)["key"].field for tree in trees)
-        assert first == field
-        assert first is second
-
-    back(0)
-    tracemalloc.start()
-    try:
-        for batch in range(200):
-            back(batch)
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert held < 10_000_000  # all 200 take 28 MB
 
 
 def test_a_worker_parses_the_fields_of_items_from_many_batches_of_usual_size_once() -> None:

@@ -91,19 +91,12 @@ def _field_from_text(text: Any) -> MultiModalField:
     raise ValueError(f"not the text of a field: {shown(text)}")
 
 
+@lru_cache(maxsize=256)  # a text of 1000 slices takes 140 KB when it is parsed
 def _parse_head(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...]]:
     lines = text.split("\n", n_keys)
     if len(lines) != n_keys + 1 or n_keys == 0:
         raise ValueError("not the tree of an item")
     return lines[n_keys], tuple(map(_field_from_text, lines[:n_keys]))
-
-
-# A parsed text takes about ten times its bytes, and the slices of a large batch make a long text. The cache of long
-# ones is therefore smaller: they take 4 MB for batches of 1000, and others up to 20 MB. A miss costs 200 us for 256
-# slices and 800 us for 1000; a hit costs 1 us.
-_SHORT = 2048
-_head_from_short_text = lru_cache(maxsize=1024)(_parse_head)
-_head_from_long_text = lru_cache(maxsize=32)(_parse_head)
 
 
 # Four calls of `object.__setattr__` for each element would dominate a worker's time for an item. The setters of the
@@ -141,8 +134,7 @@ def _item_from_tree(tree: Any) -> MultiModalKwargsItem:
         raise ValueError("not the tree of an item")
     if type(text) is not str:
         raise ValueError("not the tree of an item")
-    head_from_text = _head_from_short_text if len(text) <= _SHORT else _head_from_long_text
-    modality, fields = head_from_text(text, len(tree))
+    modality, fields = _parse_head(text, len(tree))
     elems: dict[str, MultiModalFieldElem] = {}
     for (key, data), field in zip(tree.items(), fields, strict=True):
         elem = _new(MultiModalFieldElem)
