@@ -55,7 +55,7 @@ class MultiModalField(ABC):
                 raise ValueError(
                     f"the elements of key {shown(elem.key)} must have matching fields, not {', '.join(kinds)}"
                 )
-        joined = self._join([elem.data for elem in elems], pin_memory)
+        joined = self._join([elem.data for elem in elems])
         # Data that was not joined is still a view, whose memory may go before an asynchronous copy is done.
         return to_device(page_locked(joined) if pin_memory else joined, device)
 
@@ -66,7 +66,7 @@ class MultiModalField(ABC):
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]: ...
 
     @abstractmethod
-    def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors: ...
+    def _join(self, pieces: list[NestedTensors]) -> NestedTensors: ...
 
 
 def _all_tensors(pieces: list[NestedTensors]) -> bool:
@@ -75,13 +75,6 @@ def _all_tensors(pieces: list[NestedTensors]) -> bool:
         isinstance(piece, torch.Tensor) and piece.dtype == first.dtype and piece.device == first.device
         for piece in pieces
     )
-
-
-def _room(first: torch.Tensor, shape: Sequence[int], pin_memory: bool) -> torch.Tensor | None:
-    # Only host memory can be page-locked.
-    if not pin_memory or first.device.type != "cpu":
-        return None
-    return torch.empty(tuple(shape), dtype=first.dtype, pin_memory=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,13 +87,12 @@ class MultiModalBatchedField(MultiModalField):
             raise ValueError(f"batched data must have a first dimension, as a tensor or sequence, not {kind_of(data)}")
         return list(data)
 
-    def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
+    def _join(self, pieces: list[NestedTensors]) -> NestedTensors:
         if not _all_tensors(pieces) or any(piece.shape != pieces[0].shape for piece in pieces):
             return pieces
-        if len(pieces) == 1 and not pin_memory:
+        if len(pieces) == 1:
             return pieces[0].unsqueeze(0)  # the common case, one image, needs no copy
-        room = _room(pieces[0], (len(pieces), *pieces[0].shape), pin_memory)
-        return torch.stack(pieces, out=room)
+        return torch.stack(pieces)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,7 +153,7 @@ class MultiModalFlatField(MultiModalField):
                         f"which has {shape[along]} along dimension {along}"
                     )
 
-    def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
+    def _join(self, pieces: list[NestedTensors]) -> NestedTensors:
         if not _all_tensors(pieces):
             return list(chain.from_iterable([piece] if isinstance(piece, torch.Tensor) else piece for piece in pieces))
         first: torch.Tensor = pieces[0]
@@ -173,11 +165,7 @@ class MultiModalFlatField(MultiModalField):
         around = first.shape[:dim] + first.shape[dim + 1 :]
         if any(piece.shape[:dim] + piece.shape[dim + 1 :] != around for piece in pieces):
             return pieces
-        if len(pieces) == 1 and not pin_memory:
-            return first
-        shape = list(first.shape)
-        shape[dim] = sum(piece.shape[dim] for piece in pieces)
-        return torch.cat(pieces, dim=dim, out=_room(first, shape, pin_memory))
+        return first if len(pieces) == 1 else torch.cat(pieces, dim=dim)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -193,7 +181,7 @@ class MultiModalSharedField(MultiModalField):
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
         return [data] * self.batch_size
 
-    def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
+    def _join(self, pieces: list[NestedTensors]) -> NestedTensors:
         return pieces[0]
 
 
