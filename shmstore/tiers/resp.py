@@ -11,7 +11,6 @@ redis-py connects, greets, sends and parses. It copies what it reads, so large s
 time-outs are for each `recv`, so it gets a socket whose waits all end with the call.
 """
 
-import os
 import socket
 import threading
 import time
@@ -51,7 +50,6 @@ _HINTS: dict[type[Exception], str] = {
     MovedError: "name one server or a proxy: a tier does not follow a cluster from node to node",
     ReadOnlyError: "name the primary: this server is a replica",
 }
-_FILES = {"ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"}
 _call = threading.local()
 """Of the call that a thread makes: its `deadline`, and how many bytes it has `read`."""
 
@@ -122,8 +120,6 @@ def _telling(name: str) -> Iterator[None]:
         if hint is not None or isinstance(error, ResponseError):
             refused = TierFullError if isinstance(error, OutOfMemoryError) else TierError
             words = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
-            if "DB index" in words:
-                hint = "the server has no database of the number of its URL: leave out /NUMBER or ?db=NUMBER"
             raise refused(f"{name} refused: {cut(words)}", hint=hint) from None
         if isinstance(error, (OSError, RedisConnectionError)):
             if "CERTIFICATE_VERIFY" in str(error):
@@ -148,9 +144,6 @@ class RespTier:
         self._timeout = timeout
         self._expire = [] if expire is None else [b"EX", b"%d" % int_of("expire", expire, 1, 1 << 32)]
         options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-        for option in _FILES & options.keys():  # redis-py would say of one that the server cannot be reached
-            if not os.path.exists(options[option]):
-                raise ValueError(f"option {option} of the URL names {shown(options[option])}, which does not exist")
         kind = type("_Connection", (_InTime, options.pop("connection_class", Connection)), {})
         try:
             self._name = kind(**options)._host_error()

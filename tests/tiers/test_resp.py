@@ -235,12 +235,6 @@ def test_a_name_with_many_dead_addresses_takes_one_time_out(key: str, monkeypatc
                 assert 0.4 < time.monotonic() - begin < SOON
 
 
-def test_a_file_of_tls_that_is_missing_is_named(tmp_path: Path) -> None:
-    for option in ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"):
-        with raises(ValueError, [option, f"{tmp_path}/none"]):
-            RespTier(f"rediss://host?{option}={tmp_path}/none")
-
-
 def test_over_tls(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
