@@ -56,28 +56,24 @@ def leaf_size(leaf: Any) -> int:
     return getsizeof(leaf)
 
 
-def named(error: NestingError | UnsupportedValueError, whose: str, path: str | None = None) -> Exception:
-    """Return the error with the words that say whose value it is about, and where in the value if it does not say."""
-    message = f"{whose}: {error.message}" if path is None else f"{whose}: {path}: {error.message}"
+def named(error: NestingError | UnsupportedValueError, whose: str) -> Exception:
+    """Return the error with the words that say whose value it is about."""
+    message = f"{whose}: {error.message}"
     if isinstance(error, NestingError):
         return NestingError(message, hint=error.hint)
-    return UnsupportedValueError(message, path=error.path if path is None else path, hint=error.hint)
+    return UnsupportedValueError(message, path=error.path, hint=error.hint)
 
 
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     """Return `get_item_size` of an item that a cache is going to keep.
 
-    Raises UnsupportedValueError (TypeError), with the item and the key, for a sparse tensor, and NestingError
-    (ValueError) for data that contains itself.
+    Raises UnsupportedValueError (TypeError), with the item, for a sparse tensor, and NestingError (ValueError) for data
+    that contains itself.
     """
-    size = 0
-    for key, data in item.get_data().items():
-        try:
-            size += sum(map(leaf_size, leaves(data)))
-        except (NestingError, UnsupportedValueError) as error:
-            path = f"value<{type(item).__name__}>[{shown(key)}]"  # as in the store's errors
-            raise named(error, f"item of {shown(mm_hash)}", path) from None
-    return size
+    try:
+        return sum(leaf_size(leaf) for data in item.get_data().values() for leaf in leaves(data))
+    except (NestingError, UnsupportedValueError) as error:
+        raise named(error, f"item of {shown(mm_hash)}") from None
 
 
 def tree_size(tree: object, mm_hash: str) -> int:
