@@ -8,7 +8,6 @@ from typing import Any
 
 from shmstore.errors import LayoutMismatchError, WriterActiveError
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.checks import check_config
 from shmstore.multimodal.caches.lru_pair import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
@@ -48,7 +47,6 @@ def processor_cache_from_config(
     WriterActiveError if other processes have the store, for example another replica, and LayoutMismatchError if API
     servers that live have made it with another configuration.
     """
-    check_config(config)
     if not config.ipc_cache_enabled:
         return processor_only_cache_from_config(config, types=types)
     if config.cache_type == "lru":
@@ -99,7 +97,6 @@ def processor_only_cache_from_config(
     config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL
 ) -> MultiModalProcessorOnlyCache[ItemT, UpdatesT] | None:
     """Return a cache for an API server that sends no items, such as a profiling run; None if it is off."""
-    check_config(config)
     return MultiModalProcessorOnlyCache(config, types=types) if config.processor_cache_enabled else None
 
 
@@ -110,7 +107,6 @@ def engine_receiver_cache_from_config(
 
     With `shm` the engine core forwards references and needs no cache.
     """
-    check_config(config)
     if config.ipc_cache_enabled and config.cache_type == "lru":
         return MultiModalReceiverCache(config, types=types)
     return None
@@ -141,7 +137,6 @@ def worker_receiver_cache_from_config(
     LayoutMismatchError if the store is for another number of workers (`world_size`), and else as
     `ObjectStoreReader.attach`.
     """
-    check_config(config)
     if not config.ipc_cache_enabled or config.cache_type != "shm":
         return None
     all_of = "world_size" if config.n_engines == 1 else "world_size * data_parallel_size"

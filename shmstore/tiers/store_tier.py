@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from shmstore.bindings.hidden import hidden
-from shmstore.errors import ShmStoreError, StoreClosedError, TierError, TierFullError, kind_of
+from shmstore.errors import ShmStoreError, StoreClosedError, TierError, TierFullError
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import int_of
 from shmstore.store.batch import internals_of
@@ -52,10 +52,6 @@ class StoreTier:
         queue: int = 256,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not isinstance(tier, Tier):
-            raise TypeError(f"tier must be a Tier, such as open_tier(url) returns, not {type(tier).__name__}")
-        if not isinstance(namespace, str):
-            raise TypeError(f"namespace must be a str, not {kind_of(namespace)}")
         inside = internals_of(writer)
         self._writer, self._native = writer, inside.native
         self._tier = tier

@@ -328,19 +328,6 @@ def test_a_serializer_of_ones_own_names_its_format(here: Side, memory: MemoryTie
         tier.close()
 
 
-@pytest.mark.parametrize("wrong", [None, 5, b"a"])
-def test_a_namespace_is_a_str(memory: MemoryTier, wrong: object) -> None:
-    with store() as writer, pytest.raises(TypeError, match="namespace must be a str"):
-        StoreTier(writer, memory, namespace=wrong)  # type: ignore[arg-type]
-    assert not memory.closed
-
-
-@pytest.mark.parametrize("wrong", [None, "redis://here", object()])
-def test_a_tier_is_a_tier(wrong: object) -> None:
-    with store() as writer, pytest.raises(TypeError, match="open_tier"):
-        StoreTier(writer, wrong)  # type: ignore[arg-type]
-
-
 def in_time(call: Callable[[], Any]) -> Any:
     """Return what another thread gets, which must not wait without end."""
     found: list[Any] = []

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shmstore.errors import CacheMissError, kind_of, shown
-from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.values.types import CacheTypes
 
 
 def check_known(items: Sequence[object], mm_hashes: Sequence[str], known: Callable[[str], bool]) -> None:
@@ -46,12 +44,6 @@ def check_hash(mm_hash: object, name: str = "mm_hash") -> None:
         raise ValueError(f"{name} must not be empty")
 
 
-def check_config(config: object) -> None:
-    """Raise TypeError if this is not a configuration."""
-    if not isinstance(config, MultiModalCacheConfig):
-        raise TypeError(f"config must be a MultiModalCacheConfig, not {type(config).__name__}")
-
-
 def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
     """Return the hashes, or raise the errors of `check_hash`, and TypeError for one str, which has letters."""
     if type(mm_hashes) is not list and (isinstance(mm_hashes, (str, bytes)) or not isinstance(mm_hashes, Iterable)):
@@ -67,11 +59,3 @@ def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
 def one_or_more(mm_hashes: str | Iterable[str]) -> list[str]:
     """Return one hash or several as a list, or raise the errors of `checked_hashes`."""
     return checked_hashes([mm_hashes] if isinstance(mm_hashes, str) else mm_hashes)
-
-
-def checked_types(types: object) -> Any:
-    """Return the types, or raise TypeError if they are not a CacheTypes."""
-    if not isinstance(types, CacheTypes):
-        hint = f" (hint: pass CacheTypes({types.__name__}))" if isinstance(types, type) else ""
-        raise TypeError(f"types must be a CacheTypes, not {kind_of(types)}{hint}")
-    return types

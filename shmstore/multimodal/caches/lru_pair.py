@@ -12,7 +12,7 @@ from typing import Any
 
 from shmstore.errors import shown
 from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.checks import check_config, check_hash, check_known, check_pairs, checked_types
+from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 from shmstore.multimodal.caches.shadow import LruProcessorCache, NewItem
@@ -39,7 +39,6 @@ class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
     """
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
-        check_config(config)
         super().__init__(types, config.processor_cache_bytes, config.processor_cache_bytes)
 
     def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> NewItem[ItemT, UpdatesT]:
@@ -63,7 +62,6 @@ class MultiModalProcessorSenderCache(LruProcessorCache[ItemT, UpdatesT]):
     """
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
-        check_config(config)
         super().__init__(types, config.ipc_cache_bytes, config.processor_cache_bytes)
 
     def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> NewItem[ItemT, UpdatesT]:
@@ -84,8 +82,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     """
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, Any] = MULTIMODAL) -> None:
-        check_config(config)
-        self.types = checked_types(types)
+        self.types = types
         capacity = config.ipc_cache_bytes
         held: Bounded[str, ItemT] = Bounded(capacity, most_entries(capacity))
         self._guard = Guard(held, held.clear)
@@ -169,7 +166,6 @@ class MirroredProcessingCache:
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
-        check_config(config)
         self._p0 = _MirroredSender(MULTIMODAL, config.ipc_cache_bytes, config.ipc_cache_bytes)
         self._p1: MultiModalReceiverCache[MultiModalKwargsItem] = MultiModalReceiverCache(config)
 

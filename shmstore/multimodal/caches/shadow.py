@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
-from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs, checked_types, one_or_more
+from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs, one_or_more
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 from shmstore.multimodal.values.types import CacheTypes, ItemT, ProcessorInput, ProcessorOutput, UpdatesT
@@ -56,7 +56,7 @@ class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     """
 
     def __init__(self, types: CacheTypes[ItemT, UpdatesT], capacity: int, kept_capacity: int) -> None:
-        self.types = checked_types(types)
+        self.types = types
         self._shadow: Bounded[str, int] = Bounded(capacity, most_entries(capacity))
         """Of each key, the number of lookups before the batch that sent it."""
         self._kept: Bounded[str, Any] = Bounded(kept_capacity)

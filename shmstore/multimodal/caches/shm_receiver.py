@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from shmstore.errors import CacheMissError, ObjectBusyError, SharedMemoryError, StaleRefError, listed, shown
 from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs, checked_types
+from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
@@ -88,12 +88,10 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         policy: Policy = "views",
         relay: str | os.PathLike[str] | RelayClient | None = None,
     ) -> None:
-        if not isinstance(reader, ObjectStoreReader):
-            raise TypeError(f"reader must be an ObjectStoreReader, not {type(reader).__name__}")
         if policy not in get_args(Policy):
             raise ValueError(f"policy must be one of {listed(get_args(Policy))}, not {shown(policy)}")
         self._how = {policy: True} if policy in ("copy", "private") else {}
-        self.types = checked_types(types)
+        self.types = types
         self.reader = reader
         self._relay = relay if relay is None or isinstance(relay, RelayClient) else RelayClient(relay)
 

@@ -33,12 +33,10 @@ from shmstore.errors import (
 )
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, Begun
 from shmstore.multimodal.caches.checks import (
-    check_config,
     check_hash,
     check_known,
     check_pairs,
     checked_hashes,
-    checked_types,
     one_or_more,
 )
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
@@ -99,12 +97,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         hold: bool = False,
         tier: StoreTier | None = None,
     ) -> None:
-        check_config(config)
-        if not isinstance(writer, ObjectStoreWriter):
-            raise TypeError(f"writer must be an ObjectStoreWriter, not {type(writer).__name__}")
         _check_fit(config, writer)
         self._reporting = threading.RLock()
-        self.types = checked_types(types)
+        self.types = types
         self._item_type = types.item_type
         self._hold = bool(hold)
         self.tier = tier
