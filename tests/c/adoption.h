@@ -564,13 +564,8 @@ static void intrude(const char *label) {
         }
 }
 
-/* Runs `whole` from the state that `before` makes, with `other` at step i and, if there is one, `then` at step j.
- * Returns how many steps it had. */
-static uint64_t run(void (*before)(void), void (*whole)(void), void (*other)(void), uint64_t i, void (*then)(void),
-                    uint64_t j) {
-    setup();
-    if (before)
-        before();
+/* Runs `whole` with `other` at step i and, if there is one, `then` at step j. */
+static void interrupt(void (*whole)(void), void (*other)(void), uint64_t i, void (*then)(void), uint64_t j) {
     step = 0;
     at_step[0] = i;
     at_step[1] = j;
@@ -579,6 +574,16 @@ static uint64_t run(void (*before)(void), void (*whole)(void), void (*other)(voi
     shms_step_hook = intrude;
     whole();
     shms_step_hook = NULL;
+}
+
+/* The same from the state that `before` makes, and what must hold afterwards.
+ * Returns how many steps it had. */
+static uint64_t run(void (*before)(void), void (*whole)(void), void (*other)(void), uint64_t i, void (*then)(void),
+                    uint64_t j) {
+    setup();
+    if (before)
+        before();
+    interrupt(whole, other, i, then, j);
     join_late();
     join_heir();
     b_goes_on();

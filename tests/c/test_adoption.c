@@ -111,13 +111,7 @@ static uint64_t a_first_attachment_is_no_death(void (*whole)(void), void (*other
             CHECK_EQ(SHMS_OK, put(a, keys[k], 3, (uint64_t)k, ref));
             promise(A, ref, (uint64_t)k, false);
         }
-        step = 0;
-        at_step[0] = i;
-        at_step[1] = 0;
-        intruders[0] = other;
-        shms_step_hook = intrude;
-        whole();
-        shms_step_hook = NULL;
+        interrupt(whole, other, i, NULL, 0);
         refused_put();
         if (!second)
             first_attach();

@@ -22,13 +22,7 @@ static uint64_t noticed(void (*before)(void), void (*whole)(void), uint64_t unit
             a_wants();
             CHECK(!placed);
         }
-        step = 0;
-        at_step[0] = i;
-        at_step[1] = 0;
-        intruders[0] = a_wants;
-        shms_step_hook = intrude;
-        whole();
-        shms_step_hook = NULL;
+        interrupt(whole, a_wants, i, NULL, 0);
         a_wants();
         CHECK(placed);
         all_promises_end();
