@@ -35,7 +35,7 @@ enum { AGAIN = 1 }; /* the caller searches again */
 #define FORGET_AT_ONCE 128 /* victims between two yields */
 #define UNPROTECT_AT_ONCE 64
 #define SWEEP_AT_ONCE                                                                                                  \
-    16384 /* lease entries that one call checks if no entry is free; the next call continues behind them */
+    16384 /* lease entries that one call checks if no entry is free; the next call continues after them */
 #define ASK_AFTER 64       /* leases; a rank may be busy as long as fewer have been opened since */
 #define SWEEP_EARLY 512    /* lease entries that each hand-out checks, at most */
 /* failed searches before the store counts as full: its readers are then faster than the search */
@@ -49,7 +49,7 @@ bool shms_reclaim_yield(struct shms_writer *w) {
 }
 
 /* Where the next victims are listed: their final place. They are not protected: the stack has room for all slots but those
- * that are deleted but protected, behind it. */
+ * that are deleted but protected, after it. */
 static uint32_t *victims_of(struct shms_writer *w) { return w->free_slots + w->n_free_slots; }
 
 /* W2 to W4: frees the slots of all n victims, or none (SHMS_EFULL). They are still in the ring then, and
@@ -194,7 +194,7 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     f->moves = true;
     f->lap = false;
     uint64_t wanted = shms_ring_wanted(r, span);
-    /* A gap behind the hand is as good as new room. With `fifo` it is not used, because that would break the order. */
+    /* A gap after the hand is as good as new room. With `fifo` it is not used, because that would break the order. */
     if (!r->fifo && wanted <= r->gap && shms_ring_gap(r, f->area) < span) {
         int rc = shms_zones_find(&w->zones, 0, r->areas[SHMS_LARGE].to, 0, wanted, SHMS_GAPS, budget, &f->place.at,
                                  &f->longest);
@@ -487,7 +487,7 @@ void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {
         shms_ring_gap_before(&w->ring, behind);
 }
 
-/* The slots of deleted objects that are protected, behind the stack of free slots, which has room for all. */
+/* The slots of deleted objects that are protected, after the stack of free slots, which has room for all. */
 static uint32_t *deleted_but_protected(const struct shms_writer *w, uint32_t i) {
     return &w->free_slots[w->seg.layout.max_objects - 1 - i];
 }

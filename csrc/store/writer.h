@@ -33,9 +33,9 @@ typedef struct shms_peer {
 /* Space that was cleared for an object, and where the hand of its area goes. */
 typedef struct shms_placement {
     uint64_t at;
-    uint32_t behind; /* the object behind it, or SHMS_NONE */
+    uint32_t behind; /* the object after it, or SHMS_NONE */
     enum shms_area_name area;
-    bool moves; /* the hand moves behind the object */
+    bool moves; /* the hand moves to the end of the object */
     bool lap;   /* it has gone round once before */
 } shms_placement;
 
@@ -66,7 +66,7 @@ struct shms_writer {
     shms_kept *kept; /* protected keys: a hash table of 2^n cells */
     uint32_t kept_cells, kept_used, n_kept;
     uint8_t *protected;   /* per slot: is it protected? */
-    uint32_t *free_slots; /* stack; the slots that are deleted but protected are listed behind it, see reclaim.c */
+    uint32_t *free_slots; /* stack; the slots that are deleted but protected are listed after it, see reclaim.c */
     uint32_t n_free_slots, n_deleted_but_protected;
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
     uint32_t leased; /* those of them that have taken a lease entry */
@@ -167,7 +167,7 @@ void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 /* Counts an event, and records it if there is a log: SHMS_EVENT_PUT, _EVICTED or _DELETED. */
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);
-/* The position behind the last event; see events.h. */
+/* The position after the last event; see events.h. */
 uint64_t shms_event_position(const struct shms_writer *w);
 /* Removes the slot's key from the index. `kind`: why it leaves. */
 void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot);
