@@ -75,18 +75,6 @@ TEST(nothing_is_handed_out_for_a_group_that_does_not_exist) {
     end();
 }
 
-/* Reads that came before the lease got its group count. */
-TEST(an_address_may_release) {
-    begin(RANKS);
-    CHECK_EQ(SHMS_OK, put_for("k", ALL));
-    read_by(2);
-    read_by(3);
-    CHECK(!all_may_go()); /* and a search remembers it */
-    CHECK_EQ(1, shms_writer_assign_group(w, ref, SECOND));
-    CHECK(all_may_go());
-    end();
-}
-
 TEST(an_address_may_free_a_lease_entry) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));

@@ -78,17 +78,6 @@ TEST(a_store_has_one_writer_and_each_rank_one_reader) {
     CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name, NULL));
 }
 
-TEST(a_segment_that_cannot_fit_leaves_no_file) {
-    const char *name = store_name("huge");
-    shms_options o = {.capacity = SHMS_MAX_CAPACITY, .n_readers = 1, .max_objects = 16};
-    shms_writer *w;
-    CHECK(shms_space_needed(&o, "/dev/shm") > SHMS_MAX_CAPACITY);
-    CHECK_EQ(SHMS_ENOSPC, shms_writer_create(&w, name, &o));
-    o.capacity = 0;
-    CHECK_EQ(SHMS_EINVAL, shms_writer_create(&w, name, &o));
-    CHECK_EQ(0, store_names_left());
-}
-
 TEST(unlinking_never_removes_a_namesake) {
     const char *name = store_name("namesake");
     shms_writer *old = make(name, 4096, 1, 0), *heir;
