@@ -1,4 +1,4 @@
-"""The benchmark against peers: its exchanges are what they are said to be, what fails is told, and its page is true."""
+"""The benchmark against peers: its exchanges are what they are said to be, and what fails is told."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,10 +7,9 @@ import pytest
 
 from bench import peers
 from bench.peers import LIMITS, OURS, STDLIB, interface, pipelines
-from bench.peers.harness import Cell, Measurement, Results
+from bench.peers.harness import Measurement, Results
 from bench.peers.host import HIT, PUT, Session
-from bench.peers.interface import load, touch
-from bench.peers.report import is_ahead
+from bench.peers.interface import load
 from tests.support import FRESH
 
 SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
@@ -90,46 +89,3 @@ def test_a_pipeline_carries_its_arrays_in_every_way_and_tells_the_page_beside_re
     assert text.startswith("a\n<!-- pipelines: begin -->\n| way")
     assert text.endswith(".\n<!-- pipelines: end -->\nz\n")
     assert "| `multiprocessing.Queue` | 21.00 | 20.00 | 10.5 times |" in text
-
-
-class _Broken(interface.Peer):
-    """Delivers one byte that is wrong."""
-
-    title = how = "broken"
-    off = 1
-
-    def start(self, count: int) -> None: ...
-
-    def open(self, nbytes: int, n_readers: int) -> None: ...
-
-    def send(self, number: int, value: Any) -> None:
-        self.found = touch(value) + self.off
-
-    def send_again(self) -> None: ...
-
-    def wait(self) -> list[int]:
-        return [self.found]
-
-    def close(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-def test_a_peer_that_delivers_other_bytes_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="the readers saw"):
-        Session(_Broken(), 4096, 1)
-
-
-def cells(**medians: float) -> list[Cell]:
-    return [
-        Cell(name, 1 << 20, 1, path, 9, value, 2 * value, value, 100 << 20, [value] * 4)
-        for name, value in medians.items()
-        for path in (PUT, HIT)
-    ]
-
-
-def test_a_peer_that_is_faster_in_half_of_the_batches_only_is_not_ahead() -> None:
-    ours, theirs = cells(shmstore=10e-6, pipe=9e-6)[::2]
-    assert is_ahead(theirs, ours)
-    theirs.batches = [9e-6, 9e-6, 11e-6, 11e-6]
-    assert not is_ahead(theirs, ours)
