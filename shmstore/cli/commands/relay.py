@@ -21,14 +21,12 @@ from shmstore.errors import TierError, WriterActiveError
 from shmstore.store import ObjectStoreWriter
 
 _MORE = """\
-A worker that gets a reference of another host's store asks the relay of its own host: pass it the path of the socket,
-as `relay` of its cache or in SHMSTORE_RELAY. The relay fetches the object once, and all workers of the host read it in
-place. It listens until SIGTERM or SIGINT.
+A worker that gets a reference of another host's store asks the relay of its own host at the path of the socket, which
+it has as `relay` of its cache or in SHMSTORE_RELAY. The relay fetches the object once, and all workers of the host read
+it in place.
 
-The relay is one of the writers of the store, so the store needs an arena for it: relay=True in the configuration of
-the API servers, or an n_writers that is one higher. On a host that has only workers, --create makes the store, or takes
-over what another relay has left; it stays when the relay ends, until shmstore gc --yes --force NAME. With --json, the
-line that says where it listens has the handle for the workers."""
+The store needs an arena for it: relay=True in the configuration of the API servers, or an n_writers that is one higher.
+On a host that has only workers, --create makes the store, or takes over what another relay has left."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
