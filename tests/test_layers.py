@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -51,12 +52,18 @@ def is_name_in(module: str, name: str) -> bool:
     return module.split(".")[0] == "shmstore" and not (folder / name).is_dir() and not any(folder.glob(f"{name}.*"))
 
 
-def imports_of(path: Path, text: str | None = None) -> set[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports_of(path: Path) -> set[str]:
     """Return the dotted names that a file imports anywhere in it: `from x import y` as x.y, or x if y is no module."""
     module = module_of(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = set()
-    for node in ast.walk(ast.parse(text if text is not None else path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -85,12 +92,12 @@ def is_below(name: str, row: str) -> bool:
     return name == row or name.startswith(row + ".")
 
 
-def wrong_imports(path: Path, text: str | None = None) -> list[str]:
+def wrong_imports(path: Path) -> list[str]:
     row = row_of_module(module_of(path))
     if not row:
         return [f"{module_of(path)} is in no row of CONTRIBUTING.md"]
     allowed = ALLOWED[row] | {row.split(".")[0]}
-    ours = [name for name in imports_of(path, text) if name.split(".")[0] in ("shmstore", "*")]
+    ours = [name for name in imports_of(path) if name.split(".")[0] in ("shmstore", "*")]
     return sorted(name for name in ours if not any(is_below(name.removeprefix("shmstore."), one) for one in allowed))
 
 
@@ -134,8 +141,9 @@ def test_values_know_no_caches() -> None:
     assert [] == [name for name in imported if is_below(name, "shmstore.multimodal.caches")]
 
 
+@cache
 def attributes_of(path: Path) -> set[str]:
-    return {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    return {ast.unparse(node) for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
 
 
 def test_only_the_bindings_touch_cffi() -> None:
