@@ -38,6 +38,8 @@ CHANGES = [
     (r" \+ 1\b", ""),
     (r"^(\s+)(shms_\w+\(|atomic_store)(.*);$", r"\1;"),
 ]
+WEAK = "2"
+"""The mode of weak.h that orders are for."""
 ORDERS = [
     (r"memory_order_seq_cst", "memory_order_release"),
     (r"memory_order_(seq_cst|release)", "memory_order_relaxed"),
@@ -92,7 +94,9 @@ def killed(root: Path, steps: int, also_tests: bool) -> str:
         return "compiler"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
-        if subprocess.run([simulator, "1", str(steps)], timeout=180, **quiet).returncode:  # type: ignore[call-overload]
+        if subprocess.run(
+            [simulator, "1", str(steps), *([] if also_tests else [WEAK])], timeout=300, **quiet
+        ).returncode:  # type: ignore[call-overload]
             return "simulator"
         if not also_tests:
             return "nothing"

@@ -1,7 +1,7 @@
 /*
  * simulate.c - writers, ranks and a finder in one process, whose schedule and deaths come from one seed.
  *
- *     simulate SEED STEPS [RUN]      RUN: of STEPS steps each, so many seeds from SEED on; the default is 20,000
+ *     simulate SEED STEPS [MODE]     seeds from SEED on, of 20,000 steps each; MODE of weak.h for all of them
  *
  * Each actor is a coroutine that uses the core as its processes do. At each labelled step (step.h), and with every other seed
  * also before each access to a shared word, the simulator decides who goes on, who dies there, and who is stopped for how
@@ -508,7 +508,7 @@ static void end_all(void) {
     }
 }
 
-static void run(uint64_t of, uint64_t steps) {
+static void run(uint64_t of, uint64_t steps, int mode) {
     seed = of * UINT64_C(0x9e3779b97f4a7c15) + 1;
     ending = false;
     now = 0;
@@ -516,7 +516,7 @@ static void run(uint64_t of, uint64_t steps) {
     at_each_access = of / 3 % 2;
     calls = one_of(1 << 16) | 3 << 9; /* hits and puts always */
     steps_a_life = UINT64_C(200) << one_of(6);
-    weak_begin((enum weak_mode)(of % 3), UINT64_C(1) << one_of(7));
+    weak_begin(mode < 0 ? (enum weak_mode)(of % 3) : (enum weak_mode)mode, UINT64_C(1) << one_of(7));
     memset(promises, 0, sizeof promises);
     memset(retired, 0, sizeof retired);
     units = 8 + one_of(UNITS - 7);
@@ -539,12 +539,13 @@ static void run(uint64_t of, uint64_t steps) {
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     uint64_t steps = argc > 2 ? strtoull(argv[2], NULL, 10) : 1000000;
-    uint64_t each = argc > 3 ? strtoull(argv[3], NULL, 10) : 20000;
+    const uint64_t each = 20000;
+    int mode = argc > 3 ? atoi(argv[3]) : -1;
     name = store_name("simulate");
     uint64_t s = first;
     for (uint64_t done = 0; done < steps; done += each, s++) {
         fprintf(stderr, "\rseed %" PRIu64, s);
-        run(s, each);
+        run(s, each, mode);
     }
     fprintf(stderr, "\n");
     printf("seeds %" PRIu64 " to %" PRIu64 ": %" PRIu64 " steps, %" PRIu64 " calls, %" PRIu64 " deaths, %" PRIu64
