@@ -84,7 +84,7 @@ static shms_writer *mine, *theirs;
 static shms_reader *reader;
 static shms_view *view;
 static uint8_t ref[SHMS_REF_SIZE];
-static const shms_options few = {.capacity = 64 << 10, .n_readers = 1, .n_writers = 2, .max_objects = 8};
+static const shms_options few = {.capacity = 2 << 20, .n_readers = 1, .n_writers = 2, .max_objects = 8};
 
 static int create(void) { return shms_writer_create(&mine, name, &few); }
 static int join(void) { return shms_writer_join(&theirs, name, 1, NULL); }
@@ -106,6 +106,17 @@ static int inspect(void) {
     uint64_t pid = shms_reader_pid(name, 0);
     return pid == 0 || pid == (uint64_t)getpid() ? SHMS_OK : SHMS_ECORRUPT;
 }
+static int protect(void) {
+    static const uint8_t keys[] = {3, 0, 0, 0, 'k', 'e', 'y'};
+    shms_batch b = {0};
+    int rc = shms_batch_protect(mine, &b, keys, sizeof keys);
+    shms_batch_drop(mine, &b);
+    return rc;
+}
+static int limit(void) {
+    int kind = shms_writer_kind(mine, "kind", 4);
+    return kind < 0 ? kind : shms_writer_quota(mine, (uint32_t)kind, 1 << 20);
+}
 static int clear(void) { return shms_writer_clear(mine, "", 0); }
 static int detach(void) {
     shms_reader_free(reader);
@@ -118,8 +129,8 @@ static int leave(void) {
     theirs = NULL;
     return rc;
 }
-static int (*const calls[])(void) = {create, join, attach, put,     hit,   get,    let_go, get_privately,
-                                     let_go, find, let_go, inspect, clear, detach, leave,  join};
+static int (*const calls[])(void) = {create, join,   attach,  put,     hit,   get,   let_go, get_privately, let_go,
+                                     find,   let_go, inspect, protect, limit, clear, detach, leave,         join};
 
 static uint64_t lines_of(const char *path, const char *with) {
     char line[4096];
