@@ -1,4 +1,4 @@
-"""A real engine in its own process: `python -m tests.sglang.engine MODEL RANKS SCENARIO` prints JSON at its end."""
+"""A real engine in its own process: `python -m tests.sglang.engine MODEL RANKS SCENARIO...` prints lines of JSON."""
 
 from __future__ import annotations
 
@@ -64,17 +64,24 @@ def figures() -> dict[str, Any] | None:
     return {name: getattr(found[0], name) for name in names} if found else None
 
 
+async def drawn(engine: Any, *requests: tuple[int, ...], n: int = 1) -> tuple[Any, Any]:
+    """Ask one after the other; return the tokens, and what the store, if there is one, has done for them."""
+    before = figures()
+    said = [await ask(engine, *numbers, n=n) for numbers in requests]
+    after = figures()
+    return said, {name: after[name] - before[name] for name in ("puts", "hits")} if before and after else None
+
+
 async def answers(engine: Any) -> dict[str, Any]:
     """Ask one after the other, then many at once."""
-    said: dict[str, Any] = {"one": [await ask(engine, number) for number in (1, 2, 1)]}
-    said["three images"] = await ask(engine, 3, 4, 3)
-    before = figures()
-    said["samples"] = await ask(engine, 5, n=3)
-    after = figures()
+    await ask(engine, 0)  # the store is there with the first image
+    said, done = {}, {}
+    said["repeated"], done["repeated"] = await drawn(engine, (1,), (2,), (1,))
+    said["three images"], done["three images"] = await drawn(engine, (3, 4, 3))
+    said["samples"], done["samples"] = await drawn(engine, (5,), n=3)
     await abort_some(engine)
     said["at once"] = await asyncio.gather(*(ask(engine, number) for number in range(10, 18)))
-    drawn = {name: after[name] - before[name] for name in ("puts", "hits")} if before and after else None
-    return {"tokens": said, "samples": drawn, "store": figures()}
+    return {"tokens": said, "done": done, "store": figures()}
 
 
 async def for_ever(engine: Any) -> None:
@@ -90,6 +97,9 @@ async def for_ever(engine: Any) -> None:
 if __name__ == "__main__":
     made = make(sys.argv[1], int(sys.argv[2]))
     print(json.dumps("started"), flush=True)
-    result = made.loop.run_until_complete(answers(made) if sys.argv[3] == "answers" else for_ever(made))
-    print(json.dumps(result), flush=True)
+    for scenario in sys.argv[3:]:
+        print(
+            json.dumps(made.loop.run_until_complete({"answers": answers, "for ever": for_ever}[scenario](made))),
+            flush=True,
+        )
     made.shutdown()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import signal
@@ -19,21 +21,44 @@ from tests.sglang.conftest import left_of
 Answers = dict[str, Any]
 
 
-def start(model: Path, ranks: int, scenario: str, **environment: str) -> subprocess.Popen[str]:
+def start(model: Path, ranks: int, *scenarios: str, **environment: str) -> subprocess.Popen[str]:
     """Start an engine in a session of its own, so that its whole tree can be killed."""
     env = {
         **os.environ,
         "SGLANG_USE_PICKLE_IPC": "1",
         "SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks))),
+        "SGLANG_MM_PRECOMPUTE_HASH": "1" if ranks == 1 else "0",
         **environment,
     }
-    command = [sys.executable, "-m", "tests.sglang.engine", str(model), str(ranks), scenario]
+    command = [sys.executable, "-m", "tests.sglang.engine", str(model), str(ranks), *scenarios]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
 
 
-def lines(process: subprocess.Popen[str]) -> list[Any]:
-    assert process.stdout
-    return [json.loads(line) for line in process.stdout if line.startswith(("{", '"'))]
+def answers_of(engine: subprocess.Popen[str]) -> Answers:
+    assert engine.stdout
+    return next(json.loads(line) for line in engine.stdout if line.startswith("{"))
+
+
+def kill_under_load(engine: subprocess.Popen[str], *, scheduler_only: bool) -> None:
+    """Kill one scheduler, or all, when some requests are answered and others wait; return when none of them lives."""
+    assert engine.stdout
+    assert 3 == len(list(itertools.islice((line for line in engine.stdout if "answered" in line), 3)))
+    tree = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+    victims = [one for one in tree if "scheduler" in one.name()][:1] if scheduler_only else tree
+    assert victims
+    for one in victims:
+        one.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(tree[1:], timeout=120)
+    engine.kill()  # if it outlives its schedulers, it answers nothing
+    engine.wait()
+    assert [] == [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+def check_next_start_sweeps(pid: int) -> None:
+    assert len(left_of(pid, "shmstore")) <= 1
+    command = "from shmstore.integrations.sglang import register; register()"
+    subprocess.run([sys.executable, "-c", command], check=True)
+    assert [] == left_of(pid, "shmstore", "sgl_shm_mm")
 
 
 @pytest.fixture(scope="session")
@@ -45,56 +70,57 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stock(model: Path) -> Callable[[int], Answers]:
-    """What an engine of so many ranks answers without the plug-in; asked once."""
-    made: dict[int, Answers] = {}
+    """What an engine of so many ranks answers with the plug-in switched off; asked once."""
 
+    @functools.cache
     def of(ranks: int) -> Answers:
-        if ranks not in made:
-            made[ranks] = lines(start(model, ranks, "answers", SHMSTORE_SGLANG="0"))[-1]
-        return made[ranks]
+        with start(model, ranks, "answers", SHMSTORE_SGLANG="0") as engine:
+            return answers_of(engine)
 
     return of
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_an_engine_says_the_same_and_its_samples_share_what_is_stored(
-    ranks: int, model: Path, stock: Callable[[int], Answers]
+def done(puts: int, hits: int) -> dict[str, int]:
+    return {"puts": puts, "hits": hits}
+
+
+def test_one_rank_says_the_same_and_images_with_a_hash_are_stored_once(
+    model: Path, stock: Callable[[int], Answers]
 ) -> None:
-    engine = start(model, ranks, "answers")
-    ours = lines(engine)[-1]
-    assert stock(ranks)["tokens"] == ours["tokens"]
-    assert (None, {"puts": 1, "hits": 3}) == (stock(ranks)["store"], ours["samples"])
+    with start(model, 1, "answers") as engine:
+        ours = answers_of(engine)
+    assert stock(1)["tokens"] == ours["tokens"]
+    assert {"repeated": done(2, 1), "three images": done(2, 1), "samples": done(1, 3)} == ours["done"]
     assert (0, 0) == (ours["store"]["open_leases"], ours["store"]["refusals"])
     assert [] == left_of(engine.pid, "shmstore", "sgl_shm_mm")
 
 
+def test_two_ranks_say_the_same_and_what_a_kill_of_all_leaves_is_swept(
+    model: Path, stock: Callable[[int], Answers]
+) -> None:
+    engine = start(model, 2, "answers", "for ever")
+    ours = answers_of(engine)
+    kill_under_load(engine, scheduler_only=False)
+    check_next_start_sweeps(engine.pid)
+    assert stock(2)["tokens"] == ours["tokens"]
+    assert {"repeated": done(3, 0), "three images": done(3, 0), "samples": done(1, 3)} == ours["done"]
+    assert (0, 0) == (ours["store"]["open_leases"], ours["store"]["refusals"])
+
+
 def test_with_a_full_store_an_engine_says_the_same(model: Path, stock: Callable[[int], Answers]) -> None:
-    engine = start(model, 1, "answers", SHMSTORE_SGLANG_GB="0.012")
-    ours = lines(engine)[-1]
+    with start(model, 1, "answers", SHMSTORE_SGLANG_GB="0.012") as engine:
+        ours = answers_of(engine)
     assert stock(1)["tokens"] == ours["tokens"]
     assert 0 < ours["store"]["refusals"]
+    assert 0 == ours["store"]["open_leases"]
     assert [] == left_of(engine.pid, "shmstore", "sgl_shm_mm")
 
 
-@pytest.mark.parametrize("whom", ["a scheduler", "the whole tree"])
-def test_what_a_kill_under_load_leaves_is_bounded_and_swept_by_the_next_start(whom: str, model: Path) -> None:
+def test_what_a_kill_of_a_scheduler_leaves_is_swept(model: Path) -> None:
     engine = start(model, 2, "for ever")
-    assert engine.stdout
-    answered = 0
-    for line in engine.stdout:
-        answered += "answered" in line
-        if answered == 3:
-            break
-    tree = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
-    victims = [one for one in tree if "scheduler" in one.name()][:1] if whom == "a scheduler" else tree
-    assert victims
-    for one in victims:
-        one.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(tree[1:], timeout=120)
-    engine.kill()  # if it outlives its schedulers, it answers nothing
-    engine.wait()
-    assert [] == [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-    assert len(left_of(engine.pid, "shmstore")) <= 1
-    command = "from shmstore.integrations.sglang import register; register()"
-    subprocess.run([sys.executable, "-c", command], check=True)
-    assert [] == left_of(engine.pid, "shmstore", "sgl_shm_mm")
+    kill_under_load(engine, scheduler_only=True)
+    check_next_start_sweeps(engine.pid)
+
+
+def test_switched_off_it_is_stock(stock: Callable[[int], Answers]) -> None:
+    assert [None, {"repeated": None, "three images": None, "samples": None}] == [stock(1)["store"], stock(1)["done"]]
