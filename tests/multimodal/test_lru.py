@@ -204,7 +204,7 @@ class AgainstAList(RuleBasedStateMachine):
 
 
 TestAgainstAList = AgainstAList.TestCase
-TestAgainstAList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstAList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.usefixtures("switching_often")

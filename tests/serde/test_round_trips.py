@@ -303,7 +303,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(trees, st.booleans())
 def test_any_tree_comes_back_equal_and_every_leaf_is_aligned_and_apart(value: Any, copy: bool) -> None:
     encoded = SERDE.encode(value)

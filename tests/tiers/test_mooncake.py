@@ -147,7 +147,7 @@ class TestContract(Contract):
 # ---- memory
 
 
-@pytest.mark.parametrize("sizes", [[300, 6 * MIB], [0, 64 * MIB], [2 * MIB, 0, INLINE + 1]], ids=str)
+@pytest.mark.parametrize("sizes", [[300, 6 * MIB], [0, 16 * MIB], [2 * MIB, 0, INLINE + 1]], ids=str)
 def test_two_hosts_move_spans_from_and_into_their_arenas(
     servers: MooncakeServers, make: Callable[..., MooncakeTier], arena: Arena, key: str, sizes: list[int]
 ) -> None:
