@@ -214,8 +214,8 @@ class SharedMemoryError(ShmStoreError, OSError):
 
     default_message = "shared memory cannot be used here"
     default_hint = (
-        "stores are files in a writable tmpfs (dir=, SHMSTORE_DIR, or /dev/shm), and gid is a group of this process; "
-        "check free space and inodes, and ulimit -f (RLIMIT_FSIZE), -n (RLIMIT_NOFILE), -v (RLIMIT_AS)"
+        "stores are files in a writable tmpfs, by default /dev/shm (mount it, or chmod); check its free space and "
+        "inodes, and the limits of this process: ulimit -f (RLIMIT_FSIZE), -n (RLIMIT_NOFILE), -v (RLIMIT_AS)"
     )
 
     def __init__(self, message: str | None = None, *, number: int | None = None, hint: str | None = None) -> None:

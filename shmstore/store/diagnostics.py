@@ -28,7 +28,7 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
-from shmstore.places import VARIABLE, parts_of, path_of
+from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
 from shmstore.serde.protocol import Encoded
 
@@ -203,11 +203,22 @@ def not_found(error: StoreNotFoundError, name: str, waited: float | None = None)
     return named
 
 
+_LACKING: Final = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENOLCK, errno.EREMOTE)
+"""What fallocate, mmap, the look for locks that a mapping keeps, and the look for a network say."""
+
+
 def unusable(error: OSError, name: str) -> ShmStoreError:
     """Return the error for a system call that failed; an error of shmstore comes back unchanged."""
     if isinstance(error, ShmStoreError):
         return error
-    return SharedMemoryError(f"{cut(path_of(name))} cannot be used: {error.strerror}", number=error.errno)
+    folder, hint = parts_of(name)[0], None
+    what = f"{cut(path_of(name))} cannot be used: {error.strerror}"
+    if error.errno == errno.EPERM:
+        hint = "a process gives a store only to a group of its own: see gid, and id -G"
+    elif error.errno in _LACKING:
+        what += f"; {cut(folder)} is on {file_system(folder) or 'a file system'}, which lacks what a store needs"
+        hint = f"use a folder of a tmpfs: dir=, or {VARIABLE}"
+    return SharedMemoryError(what, number=error.errno, hint=hint)
 
 
 def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:

@@ -5,6 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Literal, Self
 
 import numpy as np
@@ -22,7 +23,7 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.files import PREFIX
-from shmstore.places import Folder, parts_of, path_of, place_of, seen_by_others
+from shmstore.places import Folder, file_system, parts_of, path_of, place_of, seen_by_others
 from shmstore.refs import StoreHandle
 from shmstore.serde import ObjectSerde
 from shmstore.store import diagnostics, orphans
@@ -41,6 +42,17 @@ from shmstore.store.arguments import (
 from shmstore.store.kinds import checked_quotas, set_quotas
 
 _log = logging.getLogger(__name__)
+
+
+@cache
+def _warn_of_disk(folder: str) -> None:
+    """Log, once for a folder, that it is not memory."""
+    if (kind := file_system(folder)) not in ("tmpfs", "hugetlbfs", ""):
+        _log.warning(
+            "stores in %s are on %s: the system writes what they hold to its disk, which slows puts; use a tmpfs",
+            folder,
+            kind,
+        )
 
 
 class Openable(Closable):
@@ -152,6 +164,7 @@ class Openable(Closable):
             if quotas:
                 set_quotas(writer, quotas)
             _log.debug("created store %s: %d bytes for %d readers", name, options.capacity, options.n_readers)
+            _warn_of_disk(parts_of(name)[0])
             made = cls(writer, serde)
             if options.flags & native.EPHEMERAL:
                 orphans.close_at_exit(made)

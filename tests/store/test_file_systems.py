@@ -1,5 +1,6 @@
 """Which file systems serve, and what is said of those that do not."""
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from shmstore.cli import main as cli
 from shmstore.errors import CorruptStoreError, LayoutMismatchError, SharedMemoryError, StoreSpaceError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import file_system
+from shmstore.store import opening
 from tests.support import Child, mount_alone
 
 MIB = 1 << 20
@@ -37,8 +39,13 @@ def on(kind: str, folder: Path, options: str, act: Callable[[], Any]) -> Any:
     return said
 
 
-def store_and_read(folder: Path) -> None:
-    """Use a store of two writers in every way."""
+def store_and_read(folder: Path) -> list[str]:
+    """Use a store of two writers in every way, and return the warnings."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("shmstore").addHandler(handler)
+    opening._warn_of_disk.cache_clear()
     for _ in range(2):
         options: dict[str, Any] = {"capacity": 6 * MIB, "n_readers": 2, "n_writers": 2, "dir": folder}
         with ObjectStoreWriter.create("a", prefault=True, huge_pages=True, **options) as writer:
@@ -51,10 +58,20 @@ def store_and_read(folder: Path) -> None:
         with ObjectStoreWriter.recover("a", dir=folder) as heir:
             assert ["mine"] == heir.keys()
         assert [] == os.listdir(folder)
+    return records
 
 
-def test_a_tmpfs_serves(tmp_path: Path) -> None:
-    on("tmpfs", tmp_path, "size=64m", lambda: store_and_read(tmp_path))
+def test_a_tmpfs_serves_without_a_word(tmp_path: Path) -> None:
+    assert [] == on("tmpfs", tmp_path, "size=64m", lambda: store_and_read(tmp_path))
+
+
+def test_a_file_system_on_a_disk_is_warned_of_once(tmp_path: Path) -> None:
+    kind = file_system(str(tmp_path))
+    if kind in ("tmpfs", "ramfs"):
+        pytest.skip(f"the folder of temporary files is a {kind}")
+    (said,) = store_and_read(tmp_path)
+    assert str(tmp_path) in said
+    assert kind in said
 
 
 def test_an_overlay_is_refused_since_a_mapping_there_keeps_no_lock(tmp_path: Path) -> None:
@@ -69,7 +86,7 @@ def test_a_file_system_without_fallocate_is_refused(tmp_path: Path) -> None:
 
 
 def refused_on(kind: str, folder: Path, options: str) -> None:
-    """See that `create` there is an error that says what to use, and leaves no file."""
+    """See that `create` there is an error that names the file system, and leaves no file."""
 
     def create() -> tuple[str, list[str]]:
         with pytest.raises(SharedMemoryError) as caught:
@@ -78,7 +95,7 @@ def refused_on(kind: str, folder: Path, options: str) -> None:
 
     said, left = on(kind, folder, options, create)
     assert [] == left
-    assert all(part in said for part in (str(folder), "tmpfs", "SHMSTORE_DIR")), said
+    assert all(part in said for part in (str(folder), kind, "lacks", "tmpfs", "SHMSTORE_DIR")), said
 
 
 def test_a_mount_over_a_mount_and_odd_names_are_understood(tmp_path: Path) -> None:
@@ -116,15 +133,15 @@ def huge_pages() -> Iterator[None]:
 
 @pytest.mark.usefixtures("huge_pages")
 def test_hugetlbfs_serves_in_its_pages_and_says_when_there_are_none(tmp_path: Path) -> None:
-    def use() -> tuple[int, str, list[str], Any]:
-        store_and_read(tmp_path)
+    def use() -> tuple[list[str], int, str, list[str], Any]:
+        said = store_and_read(tmp_path)
         with ObjectStoreWriter.create(
             capacity=7 * MIB, n_readers=1, n_writers=4, dir=tmp_path, max_objects=9
         ) as writer:
             size = os.stat(writer.handle.path).st_size
         with pytest.raises(StoreSpaceError) as caught:
             ObjectStoreWriter.create(capacity=1 << 40, n_readers=1, dir=tmp_path)
-        return size, str(caught.value), os.listdir(tmp_path), (caught.value.needed or 1) % (2 * MIB)
+        return said, size, str(caught.value), os.listdir(tmp_path), (caught.value.needed or 1) % (2 * MIB)
 
     def look_at_a_hole() -> None:
         path = tmp_path / "hole"
@@ -149,6 +166,6 @@ def test_hugetlbfs_serves_in_its_pages_and_says_when_there_are_none(tmp_path: Pa
 
     on("hugetlbfs", tmp_path, "pagesize=2M,size=0", look_at_a_hole)
     on("hugetlbfs", tmp_path, "pagesize=2M", map_until_there_are_no_pages)
-    size, full, left, rest = on("hugetlbfs", tmp_path, "pagesize=2M", use)
-    assert (0, [], 0) == (size % (2 * MIB), left, rest)
+    said, size, full, left, rest = on("hugetlbfs", tmp_path, "pagesize=2M", use)
+    assert ([], 0, [], 0) == (said, size % (2 * MIB), left, rest)
     assert "nr_hugepages" in full
