@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmstore.integrations.vllm import scheduler as ours
+from shmstore.integrations.vllm.scheduler import KVManager
 from tests.vllm.model import make_text_model
 
 NAME = "shmstore.integrations.vllm.scheduler.Scheduler"
@@ -17,11 +17,11 @@ SENTENCE = "The quick brown fox jumps over the lazy dog, and what it does then n
 TIGHT = {"max_num_batched_tokens": 128, "num_gpu_blocks_override": 24, "scheduler_reserve_full_isl": False}
 
 
-def run(model: Path, scheduler: str | None, **settings: Any) -> dict[str, Any]:
-    """Return what an engine answers to prompts that it sees twice, and its counts."""
+def run(model: Path, scheduler: str | None) -> dict[str, Any]:
+    """Return what an engine in this process answers to prompts that it sees twice, and its counts."""
     from vllm import LLM, SamplingParams
 
-    common: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "dtype": "float32",
         "enforce_eager": True,
         "block_size": 32,
@@ -30,10 +30,10 @@ def run(model: Path, scheduler: str | None, **settings: Any) -> dict[str, Any]:
         "disable_log_stats": False,
         "seed": 0,
     }
-    llm = LLM(str(model), scheduler_cls=scheduler, **common | settings)
+    llm = LLM(str(model), scheduler_cls=scheduler, **settings | TIGHT)
     try:
         core = llm.llm_engine.engine_core.engine_core
-        assert isinstance(core.scheduler.kv_cache_manager, ours.KVManager) == (scheduler is not None)
+        assert isinstance(core.scheduler.kv_cache_manager, KVManager) == (scheduler is not None)
         sampling = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
         prompts = [SENTENCE[: 40 + 17 * i] + str(i) for i in range(12)]
         rounds = [llm.generate(prompts, sampling, use_tqdm=False) for _ in range(2)]
@@ -51,10 +51,10 @@ def run(model: Path, scheduler: str | None, **settings: Any) -> dict[str, Any]:
 
 
 def test_the_tokens_and_hits_are_those_of_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With two groups and two workers; test_scheduler.py compares each step in more settings."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process the scheduler can be looked at
+    """With two groups; test_scheduler.py compares each step in more settings."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     model = make_text_model(tmp_path, "two groups")
-    theirs, mine = (run(model, scheduler, tensor_parallel_size=2, **TIGHT) for scheduler in (None, NAME))
+    theirs, mine = (run(model, scheduler) for scheduler in (None, NAME))
     assert theirs == mine
     assert 1 < len({token for tokens in mine["tokens"] for token in tokens})
     assert 0 < mine["vllm:num_preemptions"]
