@@ -104,6 +104,7 @@ ssize_t getrandom(void *out, size_t size, unsigned flags) {
 static _Noreturn void fail(const char *what, uint64_t expected, uint64_t found) {
     fprintf(stderr, "step %" PRIu64 ", actor %d: %s: expected %" PRIu64 ", got %" PRIu64 "\n", now, current, what,
             expected, found);
+    store_names_left();
     abort();
 }
 #define MUST(what, expected, found)                                                                                    \
