@@ -79,5 +79,7 @@ def lru(model: Path) -> dict[str, Any]:
     """What vLLM's `lru` answers in each scenario; asked once, since neither workers nor steps change a token."""
     from tests.vllm.offline import answers, offline
 
-    with offline(model, "lru") as engine:
-        return answers(engine, ours=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        with offline(model, "lru") as engine:
+            return answers(engine, ours=False)
