@@ -141,17 +141,6 @@ class Page:
             )
         return [*lines, ""]
 
-    def summary(self, nbytes: int) -> list[str]:
-        """Return one table of all measures at one size."""
-        head = ["| | " + " | ".join(f"put, {_readers(n)}" for n in self.readers)]
-        head[0] += " | " + " | ".join(f"hit, {_readers(n)}" for n in self.readers) + " |"
-        lines = [f"## In short: {size_name(nbytes)}", "", *head, "|---|" + "---:|" * (2 * len(self.readers))]
-        for name in self.peers:
-            row = [self.cell(name, nbytes, n, path) for path in (PUT, HIT) for n in self.readers]
-            title = f"**{self.peers[name].title}**" if name == OURS else self.peers[name].title
-            lines.append(f"| {title} | " + " | ".join(time_name(c.median) if c else "-" for c in row) + " |")
-        return [*lines, ""]
-
     def pays(self) -> list[str]:
         """Return by size what shmstore saves against the common way, which is to pickle through a pipe."""
         if COMMON not in self.peers:
@@ -234,13 +223,11 @@ class Page:
 
     def text(self, plots: Sequence[tuple[str, str]]) -> str:
         """Return the whole page, with `plots` as (file, what it shows)."""
-        main = 6 * MIB if 6 * MIB in self.sizes else self.sizes[-1]
         lines = [
             INTRODUCTION,
             *self.setting(),
             *self.missing(),
             *self.pays(),
-            *self.summary(main),
             *(line for file, shows in plots for line in (f"![{shows}]({file})", "")),
             *self.ahead(),
             *self.peers_list(),
