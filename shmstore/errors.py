@@ -286,7 +286,7 @@ class StoreNotFoundError(ShmStoreError, FileNotFoundError):
     default_message = "there is no store with this name"
     default_hint = (
         "create the store first, or wait for it (attach(name, wait=seconds)), and share its folder between containers; "
-        "what create made goes when its last writer has closed it, and what open made stays"
+        "a store from create is removed when its last writer closes it, and one from open stays"
     )
 
 

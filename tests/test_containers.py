@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import yaml
 from shmstore.cli.command import parse_size
 from shmstore.cli.main import build_parser
 from shmstore.places import DIRECTORY
-from tests.support import bytes_needed
+from tests.support import bytes_needed, store_name
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
@@ -189,3 +191,55 @@ def test_the_guides_sizes_are_those_of_the_code() -> None:
     for capacity, readers, takes, tables in rows:
         needed = bytes_needed(parse_size(capacity), int(readers))
         assert (needed >> 20, (needed - parse_size(capacity)) >> 20) == (int(takes), int(tables))
+
+
+@pytest.fixture
+def memory_groups() -> Iterator[list[Path]]:
+    """Make two memory control groups below that of this process, of version 1 or 2."""
+    paths = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines())
+    above = Path("/sys/fs/cgroup", "memory" if "memory" in paths else "", paths.get("memory", paths[""]).lstrip("/"))
+    groups = [above / f"{store_name()}-{i}" for i in range(2)]
+    try:
+        for group in groups:
+            group.mkdir()
+        if not usage_file(groups[0]).exists():
+            pytest.skip("the group of this process gives groups below it no memory controller")
+        yield groups
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    finally:
+        for group in groups:
+            if group.exists():
+                group.rmdir()
+
+
+def usage_file(group: Path) -> Path:
+    version_1 = group / "memory.usage_in_bytes"
+    return version_1 if version_1.exists() else group / "memory.current"
+
+
+def run_in(group: Path, program: str, *arguments: str) -> None:
+    """Run the program in the group, from its first line on."""
+    enter = f"from pathlib import Path; Path({str(group / 'cgroup.procs')!r}).write_text('0')\n"
+    subprocess.run([sys.executable, "-c", enter + program, *arguments], check=True, timeout=60)
+
+
+def test_the_memory_of_a_store_is_charged_to_who_creates_it_and_never_to_a_reader(
+    memory_groups: list[Path], name: str
+) -> None:
+    size = 32 << 20
+    creator, reader = memory_groups
+    run_in(
+        creator,
+        "import sys; from shmstore import ObjectStoreWriter\n"
+        f"with ObjectStoreWriter.open(sys.argv[1], capacity={size}, n_readers=1) as w: w.put('a', b'x' * {size // 2})",
+        name,
+    )
+    run_in(
+        reader,
+        "import sys; from shmstore import ObjectStoreReader\n"
+        "with ObjectStoreReader.attach(sys.argv[1], 0) as r, r.find('a') as found: assert r.get(found.ref).count(b'x')",
+        name,
+    )
+    charged = [int(usage_file(group).read_text(encoding="utf-8")) for group in memory_groups]
+    assert charged[0] >= size > 2 * charged[1]

@@ -22,10 +22,12 @@ from shmstore.serde.wire import (
     INT,
     MAX_DEPTH,
     MAX_NBYTES,
+    MAX_SAME_HASH,
     OBJECT,
     PICKLE,
     TENSOR,
     TUPLE,
+    collides,
     parse,
 )
 
@@ -124,7 +126,10 @@ class _Compiler:
         return self.sequence(node, depth)
 
     def mapping(self, node: list[tuple[Any, Any]], depth: int) -> Build:
-        parts = [(_key(key, MAX_DEPTH - depth - 1), self.node(item, depth + 1)) for key, item in node]
+        keys = [_key(key, MAX_DEPTH - depth - 1) for key, _ in node]
+        if collides(keys):
+            raise CorruptStoreError(f"the meta bytes hold a dict with more than {MAX_SAME_HASH} keys of the same hash")
+        parts = [(key, self.node(item, depth + 1)) for key, (_, item) in zip(keys, node, strict=True)]
         if all(isinstance(part, _Constant) for _, part in parts):
             constant = {key: part.value for key, part in parts if isinstance(part, _Constant)}
             return lambda payload: constant.copy()

@@ -22,9 +22,11 @@ from shmstore.serde.wire import (
     INT,
     MAX_DEPTH,
     MAX_NBYTES,
+    MAX_SAME_HASH,
     OBJECT,
     TENSOR,
     TUPLE,
+    collides,
 )
 
 _addressof = ctypes.addressof
@@ -144,6 +146,8 @@ class _Walk:
     def mapping(self, value: dict[Any, Any], depth: int) -> None:
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
+        if collides(value):
+            raise _RefusedError(f"no serializer for a dict with more than {MAX_SAME_HASH} keys of the same hash")
         pack = self.pack
         if ATOMS.issuperset(map(type, value.values())) and ATOMS.issuperset(map(type, value)):
             pack(value)

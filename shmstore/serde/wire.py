@@ -23,7 +23,8 @@ message. Offsets count from the start of the payload area and are multiples of `
 bytes in C order, which no other leaf shares. A leaf without bytes has offset 0.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgpack
@@ -45,6 +46,8 @@ MAX_NBYTES = 2**62
 
 ATOMS: frozenset[Any] = frozenset((str, bytes, int, float, bool, type(None)))
 """The scalar types; dict keys are scalars or tuples of them."""
+MAX_SAME_HASH = 64
+"""Limit of the keys of one dict that have the same hash."""
 
 
 def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
@@ -66,3 +69,14 @@ def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
         raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error) or type(error).__name__}") from error
+
+
+def collides(keys: Collection[Any]) -> bool:
+    """Return whether so many keys have the same hash that making a dict of them takes quadratic time.
+
+    An attacker can choose numbers, and tuples of numbers, with the same hash. The hashes of str and bytes depend on a
+    secret of the process.
+    """
+    if len(keys) <= MAX_SAME_HASH or {str, bytes}.issuperset(map(type, keys)):
+        return False
+    return max(Counter(map(hash, keys)).values()) > MAX_SAME_HASH

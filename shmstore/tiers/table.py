@@ -10,7 +10,7 @@ from shmstore.tiers.protocol import Into
 
 _COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
 _MAX_SPANS = 64
-"""Of a value; what says that it has more is something else."""
+"""Of a value; a value with more is not a tier's."""
 
 
 def length_of(spans: int) -> int:

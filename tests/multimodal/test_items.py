@@ -200,6 +200,8 @@ def test_an_item_has_one_modality_and_is_not_empty() -> None:
         MultiModalKwargsItem({})
     with raises(ValueError, names=("elems", "'a'")):
         MultiModalKwargsItem.from_elems([a, a])
+    with raises(ValueError, names=("elems['b']", "'a'")):
+        MultiModalKwargsItem({"b": a})
     one = MultiModalKwargsItem({"a": a})
     assert ("image", {"a": a}, {"a": a.data}) == (one.modality, dict(one), one.get_data())
 

@@ -1,5 +1,6 @@
 """Decoding bytes that nobody wrote: a value or CorruptStoreError, never a crash, another error or an over-read."""
 
+import itertools
 import resource
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shmstore.multimodal  # noqa: F401 - registers its types
-from shmstore.errors import CorruptStoreError
+from shmstore.errors import CorruptStoreError, UnsupportedValueError
 from shmstore.serde import Encoded, registry
 from shmstore.serde.decode import make_plan
-from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, OBJECT, TENSOR, TUPLE
+from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, MAX_SAME_HASH, OBJECT, TENSOR, TUPLE
 from tests.serde.values import SERDE, aligned, exact, random_array, store
 from tests.support import in_child, raises
 
@@ -161,6 +162,30 @@ def test_an_empty_leaf_comes_back(value: Any) -> None:
     encoded = SERDE.encode([value])
     (got,) = SERDE.decode(encoded.meta, store(encoded))
     assert (type(value), value.dtype, value.shape) == (type(got), got.dtype, got.shape)
+
+
+def same_hash_keys(kind: str, count: int) -> list[Any]:
+    if kind == "int":
+        return [k * (2**61 - 1) for k in range(1, count + 1)]  # the modulus of CPython's hash of numbers
+    return list(itertools.islice(itertools.product((-1, -2), repeat=17), count))
+
+
+@pytest.mark.parametrize("kind", ["int", "tuple"])
+def test_keys_of_one_hash_do_not_take_the_square_of_their_number(kind: str) -> None:
+    keys = same_hash_keys(kind, 120_000)
+    assert 1 == len(set(map(hash, keys)))
+    nodes = [[TUPLE, *key] if kind == "tuple" else [INT, key.to_bytes(16, "little", signed=True)] for key in keys]
+    meta = b"\xdf" + len(keys).to_bytes(4, "big") + b"".join(msgpack.packb(node) + b"\0" for node in nodes)
+    assert "CorruptStoreError" == limited(SERDE.decode, meta, b"")
+
+
+@pytest.mark.parametrize("kind", ["int", "tuple"])
+def test_as_many_keys_of_one_hash_are_stored_as_come_back(kind: str) -> None:
+    value = dict.fromkeys(same_hash_keys(kind, MAX_SAME_HASH), torch.zeros(1))
+    encoded = SERDE.encode(value)
+    assert list(value) == list(SERDE.decode(encoded.meta, store(encoded)))
+    with pytest.raises(UnsupportedValueError):
+        SERDE.encode(dict.fromkeys(same_hash_keys(kind, MAX_SAME_HASH + 1), torch.zeros(1)))
 
 
 VALUES = [

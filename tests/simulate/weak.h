@@ -4,7 +4,7 @@
  * An actor's stores to a segment stay in its buffer until the simulator, or an order, lets them out.
  * - TSO, as on x86-64: first in, first out. A seq_cst store or fence, a read-modify-write and a system call empty it.
  * - WEAK, as C11 allows on aarch64: a store overtakes others, but none of the same word. A release waits for all before
- *   it, and a release fence holds back all behind it. A seq_cst load or fence waits for the seq_cst stores before it.
+ *   it, and a release fence holds back all after it. A seq_cst load or fence waits for the seq_cst stores before it.
  *
  * The actor sees its own stores: they are in memory while it runs, and are taken back when it leaves (weak_out). That
  * is right because each shared word has one writing process. Loads are neither early nor late.

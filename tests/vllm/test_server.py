@@ -124,6 +124,7 @@ def test_a_hundred_requests_at_random_leave_no_lease(running: Server, expected: 
 
 
 def test_a_worker_that_is_killed_takes_the_server_with_it_and_nothing_stays(running: Server) -> None:
+    # The last test of this file: it ends the server that all of them share.
     name = running.store().name
     running.worker().send_signal(signal.SIGKILL)
     running.process.wait(60)

@@ -47,7 +47,7 @@ def register() -> None:
 
 
 def capacity() -> int:
-    """Return the bytes that the store shall have; ValueError if the variable says no size."""
+    """Return the bytes of the store; ValueError if the variable says no size."""
     chosen = os.environ.get(GIB, "4")
     with suppress(ValueError, OverflowError):
         if (size := int(float(chosen) * (1 << 30))) > 0:

@@ -42,7 +42,7 @@ def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
 class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
     """One preprocessed item (one image, one clip): its elements by key, all of one modality; immutable.
 
-    The constructor raises ValueError if there is no element, or if modalities differ.
+    The constructor raises ValueError if there is no element, if modalities differ, or if an element's key is another.
     """
 
     __slots__ = ("_elems", "_modality")
@@ -55,6 +55,9 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         if len(modalities) != 1:
             found = listed(sorted(map(shown, modalities))) or "none"
             raise ValueError(f"elems must have one modality, not {found}")
+        for key, elem in elems.items():
+            if key != elem.key:  # it would come back from a store as `elem.key`
+                raise ValueError(f"elems[{shown(key)}] must have its own key, not {shown(elem.key)}")
         self._elems = dict(elems)
         self._modality = next(iter(modalities))
 

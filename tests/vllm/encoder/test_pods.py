@@ -1,4 +1,4 @@
-"""Two `vllm serve` in two pods, as on two hosts but for a common tmpfs: what each has made, and how they die."""
+"""Two `vllm serve` in two pods, which share a tmpfs: what each has made, and how they die."""
 
 from __future__ import annotations
 
