@@ -14,17 +14,12 @@ from tests.vllm.inputs import photograph
 from tests.vllm.server import END, Server, server, until
 
 IMAGES = 8
-SETTINGS = {
-    "two API servers": (2, 1, ("--api-server-count", "2")),
-    "two engines and two API servers": (2, 2, ("--data-parallel-size", "2")),
-}
-"""How many API servers and engines there are, and what asks for them."""
+SERVERS = ENGINES = 2
 
 
 class Seen(NamedTuple):
     """What there is to see when each photograph was asked about once at one API server, and then at each of them."""
 
-    servers: int
     tokens: list[list[int]]
     processed: list[int]
     """Images that were processed by the end of each round."""
@@ -39,35 +34,30 @@ class Seen(NamedTuple):
     """What stayed: its processes and its store."""
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
-def seen(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    servers, engines, wanted = SETTINGS[request.param]
-    settings = (*wanted, "--mm-processor-cache-gb", "0.1", "--max-num-seqs", "2")
+@pytest.fixture(scope="module")
+def seen(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    settings = ("--data-parallel-size", f"{ENGINES}", "--mm-processor-cache-gb", "0.1", "--max-num-seqs", "2")
     tokens: list[list[int]] = []
     processed, folder = [], tmp_path_factory.mktemp("servers")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         for name, value in counting.environment(folder).items():
             patch.setenv(name, value)
         running = stack.enter_context(server(model, folder / "log", *settings))
-        with running.doors(servers) as doors:
-            for asked in [doors * (IMAGES // servers), *([door] * IMAGES for door in doors)]:
+        with running.doors(SERVERS) as doors:
+            for asked in [doors * (IMAGES // SERVERS), *([door] * IMAGES for door in doors)]:
                 for number, door in enumerate(asked):
                     status, choices = running.ask(photograph(number), door=door)
                     assert 200 == status
                     tokens += choices
                 processed.append(running.images_processed(len(tokens)))
             one = running.behind(doors[0])
-        assert engines == len(running.engines())
+        assert ENGINES == len(running.engines())
         shown = tuple(running.metric(f"shmstore_{name}_total") for name in ("puts", "hits", "misses"))
         keys, store, family = running.keys(), Path("/dev/shm", running.store().name), running.family()
-        at_once, failed = meet(running, servers, folder), fail(running)
-        if servers > engines:  # vLLM ends the others when one has died
-            psutil.Process(one).kill()
-        else:
-            running.process.terminate()
+        at_once, failed = meet(running, folder), fail(running)
+        psutil.Process(one).kill()  # vLLM ends the others when one has died
         _, alive = psutil.wait_procs(family, END)
     return Seen(
-        servers,
         tokens,
         processed,
         keys,
@@ -78,18 +68,18 @@ def seen(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.T
     )
 
 
-def meet(running: Server, servers: int, folder: Path) -> int:
+def meet(running: Server, folder: Path) -> int:
     """Ask all API servers about the same new photographs at once: eight together, and then eight alone."""
     before = counting.processed(folder)
     new = [photograph(number, (480, 360)) for number in range(IMAGES, 3 * IMAGES)]
-    with running.doors(servers) as doors:
+    with running.doors(SERVERS) as doors:
         for pictures in (new[:IMAGES], *([one] for one in new[IMAGES:])):
             body = running.body(*pictures)
             for door in doors:
                 running.post(door, body)
             first, *others = [running.answer(door) for door in doors]
             assert 200 == first[0]
-            assert [first] * (servers - 1) == others
+            assert [first] * (SERVERS - 1) == others
     return counting.processed(folder) - before
 
 
@@ -101,11 +91,11 @@ def fail(running: Server) -> int:
 
 
 def test_the_tokens_are_those_of_one_server(seen: Seen, lru: dict[str, list[list[int]]]) -> None:
-    assert lru["photographs"][:IMAGES] * (1 + seen.servers) == seen.tokens
+    assert lru["photographs"][:IMAGES] * (1 + SERVERS) == seen.tokens
 
 
 def test_an_image_is_processed_and_stored_once_whichever_server_is_asked(seen: Seen) -> None:
-    assert [IMAGES] * (1 + seen.servers) == seen.processed
+    assert [IMAGES] * (1 + SERVERS) == seen.processed
     assert IMAGES == len(seen.keys) == len(set(seen.keys))
 
 
@@ -118,8 +108,8 @@ def test_a_request_that_fails_in_the_processor_leaves_no_claim(seen: Seen) -> No
 
 
 def test_the_metrics_of_the_store_are_sums_over_all_servers(seen: Seen) -> None:
-    assert (IMAGES, IMAGES * seen.servers, IMAGES) == seen.shown
+    assert (IMAGES, IMAGES * SERVERS, IMAGES) == seen.shown
 
 
-def test_nothing_stays_when_it_is_stopped_or_one_of_its_api_servers_is_killed(seen: Seen) -> None:
+def test_nothing_stays_when_one_of_its_api_servers_is_killed(seen: Seen) -> None:
     assert [] == seen.left
