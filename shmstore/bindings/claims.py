@@ -38,8 +38,3 @@ class Claims:
 def end(claim: Any) -> None:
     """End a claim; idempotent."""
     _end(claim)
-
-
-def excludes(claim: Any) -> bool:
-    """Say whether a claim, which may have ended, has kept other processes out."""
-    return bool(claim.byte)

@@ -19,7 +19,8 @@ class Claim(Held):
     """The right to make the object of a key, until `end`, the end of a `with` block, or garbage.
 
     Made by `find_or_claim`. It ends with its process, however that dies. Another process may put the object. It spares
-    work and guards nothing: an object that two processes make is stored twice, and both are right.
+    work and guards nothing: an object that two processes make is stored twice, and both are right. Beyond 256 claims
+    of a reader or writer, and in a removed store, it keeps nobody out.
     """
 
     __slots__ = ("_claim", "key")
@@ -27,11 +28,6 @@ class Claim(Held):
     def __init__(self, key: str, claim: Any) -> None:
         self.key = key
         self._claim = claim
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether other processes are kept out: not beyond 256 claims of a reader or writer, nor in a removed store."""
-        return native.excludes(self._claim)
 
     def end(self) -> None:
         """Let others make it; idempotent, in any thread."""
