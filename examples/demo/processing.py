@@ -136,7 +136,7 @@ def processed(features: Mapping[str, torch.Tensor]) -> Processed:
     """Return the item and the prompt updates for the output of Qwen2-VL's processor for one image."""
     patches = len(features["pixel_values"])
     fields = {
-        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", [patches]),
+        "pixel_values": MultiModalFieldConfig.flat("image", [slice(0, patches)]),
         "image_grid_thw": MultiModalFieldConfig.batched("image"),
     }
     (item,) = MultiModalKwargsItems.from_hf_inputs(features, fields).require_data()["image"]

@@ -47,9 +47,9 @@ def test_a_processors_output_is_cut_into_items_and_joined_to_the_same() -> None:
     }
     config = {
         "pixels": MultiModalFieldConfig.batched("image"),
-        "patches": MultiModalFieldConfig.flat_from_sizes("image", [2, 3, 4]),
+        "patches": MultiModalFieldConfig.flat("image", [slice(0, 2), slice(2, 5), slice(5, 9)]),
         "grid": MultiModalFieldConfig.shared("image", 3),
-        "frames": MultiModalFieldConfig.flat_from_sizes("video", [1, 5], dim=1),
+        "frames": MultiModalFieldConfig.flat("video", [slice(0, 1), slice(1, 6)], dim=1),
         "absent": MultiModalFieldConfig.batched("image"),
     }
     items: Any = MultiModalKwargsItems.from_hf_inputs(inputs, config)
@@ -66,15 +66,23 @@ def test_a_processors_output_is_cut_into_items_and_joined_to_the_same() -> None:
 @pytest.mark.parametrize(
     ("config", "data", "names"),
     [
-        (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), torch.zeros(5, 2), ("slice 3:7", "item 1", "5")),
-        (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), [1, 2, 3, 4, 5, 6], ("slice 3:7", "item 1", "6")),
         (
-            MultiModalFieldConfig.flat_from_sizes("image", [3], dim=-1),
+            MultiModalFieldConfig.flat("image", [slice(0, 3), slice(3, 7)]),
+            torch.zeros(5, 2),
+            ("slice 3:7", "item 1", "5"),
+        ),
+        (
+            MultiModalFieldConfig.flat("image", [slice(0, 3), slice(3, 7)]),
+            [1, 2, 3, 4, 5, 6],
+            ("slice 3:7", "item 1", "6"),
+        ),
+        (
+            MultiModalFieldConfig.flat("image", [slice(0, 3)], dim=-1),
             torch.zeros(5, 2),
             ("slice 0:3", "item 0", "2", "dimension 1"),
         ),
-        (MultiModalFieldConfig.flat_from_sizes("image", [2], dim=3), torch.zeros(5, 2), ("dim", "2 dimensions", "3")),
-        (MultiModalFieldConfig.flat_from_sizes("image", [0]), torch.tensor(5), ("dim", "0 dimensions")),
+        (MultiModalFieldConfig.flat("image", [slice(0, 2)], dim=3), torch.zeros(5, 2), ("dim", "2 dimensions", "3")),
+        (MultiModalFieldConfig.flat("image", [slice(0, 0)]), torch.tensor(5), ("dim", "0 dimensions")),
         (
             MultiModalFieldConfig.flat("image", [slice(0, 9), (slice(0, 5), slice(1, 3))]),
             torch.zeros(9, 2),

@@ -219,20 +219,6 @@ class MultiModalFieldConfig:
         return cls(modality, MultiModalFlatField(slices, dim))
 
     @classmethod
-    def flat_from_sizes(cls, modality: str, sizes: Iterable[int], dim: int = 0) -> MultiModalFieldConfig:
-        """Return a configuration with consecutive slices along `dim` of these sizes, one per item.
-
-        Raises ValueError for a negative size.
-        """
-        slices, start = [], 0
-        for size in sizes:
-            if size < 0:
-                raise ValueError(f"sizes must not be negative: {size}")
-            slices.append(slice(start, start + int(size)))
-            start += int(size)
-        return cls.flat(modality, slices, dim)
-
-    @classmethod
     def shared(cls, modality: str, batch_size: int) -> MultiModalFieldConfig:
         """Return a configuration with the same data for each of `batch_size` items."""
         return cls(modality, MultiModalSharedField(batch_size))
