@@ -115,7 +115,7 @@ class Mirrored(Only):
         self.p0, self.p1 = MirroredProcessingCache(settings), MirroredProcessingCache(settings)
 
     def is_cached(self, mm_hashes: list[str]) -> list[bool]:
-        return [self.p0.get_item(mm_hash) is not None for mm_hash in mm_hashes]
+        return [self.p0._p0.is_cached_item(mm_hash) for mm_hash in mm_hashes]
 
     def send(self, inputs: list[Any], mm_hashes: list[str]) -> list[Any]:
         return list(self.p0.get_and_update_p0([given and given[0] for given in inputs], mm_hashes))

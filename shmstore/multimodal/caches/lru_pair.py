@@ -187,11 +187,6 @@ class MirroredProcessingCache:
         """Return each item, and store what arrived. Raises the errors of `get_and_update_p0`."""
         return self._p1.get_and_update(mm_items, mm_hashes)
 
-    def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:
-        """Return the item stored on the P0 side, which need not be preprocessed again, or None if there is none."""
-        entry = self._p0._guard.held().entries.get(mm_hash)
-        return None if entry is None else entry[0]
-
     def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
         self._p0.invalidate(mm_hashes)
