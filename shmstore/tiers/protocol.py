@@ -6,13 +6,12 @@ no checksums. `StoreTier` has these once for all back ends.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 Into = Callable[[int], memoryview | None]
 """Gives the memory for the next span, whose size it gets: writable, flat and of exactly that size; None to stop."""
 
 
-@runtime_checkable
 class Tier(Protocol):
     """Keeps values somewhere else; implement it for another back end.
 

@@ -86,7 +86,6 @@ class Contract:
 
     @pytest.mark.parametrize("sizes", SIZES, ids=str)
     def test_spans_come_back_in_number_size_order_and_bytes(self, tier: Tier, key: str, sizes: list[int]) -> None:
-        assert isinstance(tier, Tier)
         values = values_of(sizes)
         tier.publish(key, views(values))
         assert values == fetch(tier, key)
