@@ -42,6 +42,8 @@ INLINE: Final = 64 << 10
 """Bytes of the largest span that travels in the value's first key, which saves a round trip to the master."""
 LANES: Final = 4
 """Calls of one tier that run at a time; others wait."""
+STAGING: Final = 16 << 20
+"""Bytes of the largest span outside of registered memory."""
 
 _LONGEST: Final = 1 << 20
 """Bytes of the longest answer of the process."""
@@ -59,7 +61,7 @@ class MooncakeTier:
 
     `master` is "host:port". `metadata`, `protocol`, `devices` and `host` are Mooncake's `metadata_server`, `protocol`,
     `rdma_devices` and `local_hostname`; an empty `host` is the address of this host on the way to the master. Spans
-    outside of registered memory are copied once, and `staging` is the size of the largest one.
+    outside of registered memory are copied once, and have up to `STAGING` bytes.
 
     The first call starts a process, and so does the first call after a time-out. Calls raise TierError until it has
     connected, which takes about half a second. When a call returns or raises, nothing uses its memory any more.
@@ -75,13 +77,10 @@ class MooncakeTier:
         devices: str = "",
         host: str = "",
         timeout: float = 1.0,
-        staging: int = 16 << 20,
     ) -> None:
         """Connect to nothing yet. MissingExtraError if Mooncake is not installed."""
         if not master.rpartition(":")[2].isdecimal():
             raise ValueError(f"master must be 'host:port', not {master!r}")
-        if staging < 2 * INLINE:
-            raise ValueError(f"staging must be at least {2 * INLINE} bytes, not {staging!r}")
         if find_spec("mooncake") is None:
             raise MissingExtraError(what="mooncake://", extra="mooncake")
         self._settings = {
@@ -92,9 +91,8 @@ class MooncakeTier:
             "master_server_addr": master,
         }
         self._timeout = timeout
-        self._staging = staging
         fd = os.memfd_create("shmstore-staging")
-        os.ftruncate(fd, LANES * staging)
+        os.ftruncate(fd, LANES * STAGING)
         self._regions = [_Region(memoryview(mmap(fd, 0)), fd, 0)]
         self._lock = threading.Lock()
         self._client: _Client | None = None
@@ -188,7 +186,7 @@ class MooncakeTier:
             self._check_open()
             if self._client is None or self._client.dead:
                 try:
-                    self._client = _Client(self._settings, list(self._regions), self._staging, self._timeout)
+                    self._client = _Client(self._settings, list(self._regions), self._timeout)
                 except OSError as error:
                     raise TierError(f"Mooncake's client cannot be started: {error}") from error
             client = self._client
@@ -218,7 +216,7 @@ class _Region:
 class _Client:
     """The process with Mooncake's client, and the lanes to it."""
 
-    def __init__(self, settings: dict[str, str], regions: list[_Region], staging: int, timeout: float) -> None:
+    def __init__(self, settings: dict[str, str], regions: list[_Region], timeout: float) -> None:
         self.regions = regions
         self.addresses: list[int] = []  # where that process has the regions; empty until it is connected
         self.dead = False
@@ -231,7 +229,7 @@ class _Client:
         self._first = pairs[0][0]
         self._idle: LifoQueue[_Lane | None] = LifoQueue()  # with None if it is dead
         for i, (ours, _) in enumerate(pairs):
-            self._idle.put(_Lane(self, ours, regions[0].memory[i * staging :][:staging]))
+            self._idle.put(_Lane(self, ours, regions[0].memory[i * STAGING :][:STAGING]))
         fds = [theirs.fileno() for _, theirs in pairs]
         files = [region.fd for region in regions]
         more = {"places": [(each.fd, each.offset, each.memory.nbytes) for each in regions], "settings": settings}
@@ -357,7 +355,7 @@ class _Lane:
 
         None if it is not there.
         """
-        length = self._get_into(f"{key}/head", self._placed(self.staging), self.staging.nbytes)
+        length = self._get_into(f"{key}/head", self._placed(self.staging), STAGING)
         return None if length is None else _parsed(bytes(self.staging[:length]))
 
     def remove(self, keys: list[str]) -> None:
@@ -399,11 +397,10 @@ class _Lane:
         return None
 
     def _staged(self, nbytes: int) -> memoryview:
-        if nbytes > self.staging.nbytes:
+        if nbytes > STAGING:
             raise TierError(
-                f"a span of {nbytes} bytes outside of registered memory is larger than the tier's staging memory of "
-                f"{self.staging.nbytes} bytes",
-                hint="register its memory, or make the tier with more",
+                f"a span of {nbytes} bytes outside of registered memory is larger than {STAGING} bytes",
+                hint="register its memory",
             )
         return self.staging[:nbytes]
 

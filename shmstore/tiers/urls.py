@@ -22,7 +22,7 @@ def open_tier(url: str, **options: Any) -> Tier:
         redis://[[user]:password@]host[:port][/db]?expire=SECONDS&connections=NUMBER
         rediss://...?ssl_ca_certs=FILE          the same, with TLS
         unix:///socket?db=NUMBER                the same, on this host
-        mooncake://host:port?metadata=...&protocol=...&devices=...&host=...&staging=BYTES
+        mooncake://host:port?metadata=...&protocol=...&devices=...&host=...
 
     Each also takes `timeout`, in seconds. The options are those of `DirectoryTier`, `RespTier` and `MooncakeTier`.
     `options` are the same ones, as values, and go before those of the URL. Characters of a password that mean
@@ -118,7 +118,7 @@ _Make: TypeAlias = Callable[[SplitResult, dict[str, Any]], Tier]
 _RESP_EXAMPLES = {"redis": "host:6379", "rediss": "host:6379", "unix": "/run/redis.sock"}
 _RESP: _Options = {"timeout": float, "expire": int, "connections": int, "db": int, "username": str, "password": str}
 TLS = ("ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile")
-_MOONCAKE: _Options = {"metadata": str, "protocol": str, "devices": str, "host": str, "staging": int, "timeout": float}
+_MOONCAKE: _Options = {"metadata": str, "protocol": str, "devices": str, "host": str, "timeout": float}
 _SCHEMES: dict[str, tuple[_Make, _Options]] = {
     "file": (_file, {"timeout": float}),
     "redis": (_resp, _RESP),

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from shmstore.errors import TierError, TierFullError
-from shmstore.tiers.mooncake import INLINE, LANES, MooncakeTier
+from shmstore.tiers.mooncake import INLINE, LANES, STAGING, MooncakeTier
 from tests.fleet.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 from tests.support import SHM, children, store_name
 from tests.tiers.contract import MIB, Contract, fetch, random_bytes, values_of, views
@@ -102,8 +102,8 @@ def make() -> Iterator[Callable[..., MooncakeTier]]:
     """Makes tiers that are closed at the end."""
     made: list[MooncakeTier] = []
 
-    def tier(address: str, timeout: float = TIMEOUT, staging: int = 16 * MIB) -> MooncakeTier:
-        made.append(MooncakeTier(address, timeout=timeout, staging=staging))
+    def tier(address: str, timeout: float = TIMEOUT) -> MooncakeTier:
+        made.append(MooncakeTier(address, timeout=timeout))
         return made[-1]
 
     yield tier
@@ -147,11 +147,11 @@ class TestContract(Contract):
 # ---- memory
 
 
-@pytest.mark.parametrize("sizes", [[300, 6 * MIB], [0, 16 * MIB], [2 * MIB, 0, INLINE + 1]], ids=str)
+@pytest.mark.parametrize("sizes", [[300, 6 * MIB], [0, STAGING + 1], [2 * MIB, 0, INLINE + 1]], ids=str)
 def test_two_hosts_move_spans_from_and_into_their_arenas(
     servers: MooncakeServers, make: Callable[..., MooncakeTier], arena: Arena, key: str, sizes: list[int]
 ) -> None:
-    one, other = make(servers.address, PATIENT, staging=2 * INLINE), make(servers.address, PATIENT, staging=2 * INLINE)
+    one, other = make(servers.address, PATIENT), make(servers.address, PATIENT)
     for tier in (one, other):
         tier.register(arena.view, arena.path)
     values = values_of(sizes)
@@ -165,16 +165,18 @@ def test_two_hosts_move_spans_from_and_into_their_arenas(
     assert values == spans
 
 
-def test_a_span_outside_of_registered_memory_is_as_large_as_staging_or_less(
-    servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
+def test_a_span_outside_of_registered_memory_is_of_up_to_16_mib(
+    servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, arena: Arena, key: str
 ) -> None:
-    tier = connected(make(servers.address, PATIENT, staging=MIB))
-    value = values_of([MIB])
+    other = make(servers.address, PATIENT)
+    other.register(arena.view, arena.path)
+    tier = shared_tier
+    value = values_of([STAGING])
     tier.publish(key, views(value))
     assert value == fetch(tier, key)
     with pytest.raises(TierError, match="register its memory"):
-        tier.publish(key, [memoryview(bytes(MIB + 1))])
-    shared_tier.publish(key, [memoryview(bytes(MIB + 1))])
+        tier.publish(key, [memoryview(bytes(STAGING + 1))])
+    connected(other).publish(key, [arena.view[: STAGING + 1]])
     with pytest.raises(TierError, match="register its memory"):
         fetch(tier, key)
     assert [True] == tier.has([key])
@@ -227,11 +229,13 @@ def test_remove_removes_the_large_spans_too(shared_tier: MooncakeTier, key: str)
 
 
 def test_a_store_without_room_is_full_and_goes_on(
-    few: MooncakeServers, make: Callable[..., MooncakeTier], key: str
+    few: MooncakeServers, make: Callable[..., MooncakeTier], arena: Arena, key: str
 ) -> None:
-    tier = connected(make(few.address, PATIENT, staging=64 * MIB))
+    tier = make(few.address, PATIENT)
+    tier.register(arena.view, arena.path)
+    connected(tier)
     with pytest.raises(TierFullError):
-        tier.publish(key, [memoryview(bytes(40 * MIB))])
+        tier.publish(key, [arena.view[: 40 * MIB]])
     assert fetch(tier, key) is None
     works_again(tier, key)
 

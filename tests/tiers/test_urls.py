@@ -64,9 +64,9 @@ def test_a_file_url_is_a_directory(tmp_path: Path, host: str) -> None:
         ("rediss://host?ssl_ca_certs=/a b", ("rediss://host?ssl_ca_certs=%2Fa+b",), {}),
         ("unix:///run/redis.sock?db=1", ("unix:///run/redis.sock?db=1",), {}),
         (
-            "mooncake://[::1]:50051?metadata=http://a:8080/metadata&staging=100&timeout=3",
+            "mooncake://[::1]:50051?metadata=http://a:8080/metadata&timeout=3",
             ("[::1]:50051",),
-            {"metadata": "http://a:8080/metadata", "staging": 100, "timeout": 3.0},
+            {"metadata": "http://a:8080/metadata", "timeout": 3.0},
         ),
         ("mooncake://host:50051/?protocol=rdma&devices=a,b&host=c", ("host:50051",), None),
     ],
@@ -105,7 +105,7 @@ def test_options_of_a_url_become_arguments(url: str, arguments: tuple[Any, ...],
         ("unix://run", ["unix:///run/redis.sock"]),
         ("mooncake://a:b@host:50051", ["mooncake://host:port"]),
         ("mooncake://host:50051/a", ["mooncake://host:port"]),
-        ("mooncake://host:50051?db=1", ["'db'", "metadata, protocol, devices, host, staging, timeout"]),
+        ("mooncake://host:50051?db=1", ["'db'", "metadata, protocol, devices, host, timeout"]),
     ],
 )
 def test_a_url_that_means_nothing_is_refused_with_what_is_known(url: str, names: list[str]) -> None:
