@@ -26,7 +26,6 @@ __all__ = [
     "ObjectTooLargeError",
     "RankInUseError",
     "ReservationEndedError",
-    "SerdeError",
     "SharedMemoryError",
     "ShmStoreError",
     "SparseStoreError",
@@ -421,13 +420,6 @@ class UnsupportedValueError(ShmStoreError, TypeError):
     default_hint = "convert it to a tensor, an array or plain data, or register its type (shmstore.serde.register_type)"
 
     path: str = ""
-
-
-class SerdeError(ShmStoreError, ValueError):
-    """A serializer that the caller supplied has broken its contract; nothing was stored."""
-
-    default_message = "the serializer returned an invalid encoding"
-    default_hint = "return what shmstore.serde.ObjectSerde says for encode() and layout(), as MsgpackSerde() does"
 
 
 class MissingExtraError(ShmStoreError, ImportError):

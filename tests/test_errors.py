@@ -46,7 +46,6 @@ BUILT_IN = {
     "UnknownTypeError": ValueError,
     "UnsupportedValueError": TypeError,
     "NestingError": ValueError,
-    "SerdeError": ValueError,
     "DeviceError": RuntimeError,
     "MissingExtraError": ImportError,
 }

@@ -3,13 +3,12 @@
 import os
 import pickle
 import re
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from shmstore import (
-    MsgpackSerde,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStoreReader,
@@ -22,7 +21,7 @@ from shmstore import (
     StoreNotFoundError,
     TensorSpec,
 )
-from tests.support import Stores, raises, segments, store_name
+from tests.support import Stores, raises
 
 
 def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
@@ -150,37 +149,14 @@ def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
             writer.put("b", torch.zeros(2000))
 
 
-class NoSerde:
-    """Has two of the four methods."""
-
-    def encode(self, value: Any) -> None:
-        raise NotImplementedError
-
-    decode = encode
-
-
 def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=2)
-    name, closed = store_name(), stores.create(8192)
-    closed.close(unlink=False)
 
     def refused(error: type[Exception], names: tuple[str, ...], call: Any) -> None:
         with raises(error, names) as caught:
             call()
         assert type(caught.value) is error
 
-    for serde, names in (
-        (5, ("serde", "int", "encode", "fill", "decode", "layout")),
-        (NoSerde(), ("serde", "NoSerde", "fill", "layout")),
-        (MsgpackSerde, ("serde", "MsgpackSerde()")),
-    ):
-        bad = cast(Any, serde)
-        refused(TypeError, names, lambda: ObjectStoreWriter.create(name, capacity=8192, n_readers=1, serde=bad))  # noqa: B023
-        refused(TypeError, names, lambda: ObjectStoreWriter.recover(closed.name, serde=bad))  # noqa: B023
-        refused(TypeError, names, lambda: ObjectStoreReader.attach(writer.handle, serde=bad))  # noqa: B023
-    assert name not in segments()
-    stores.attach(writer)  # nobody has taken the rank
-    stores.recover(closed.name).close()
     refused(TypeError, ("['abc']",), lambda: writer.protect("abc").__enter__())
     for call in (writer.get_cached, writer.is_cached, writer.touch, writer.delete, lambda key: writer.put(key, 1)):
         refused(ValueError, ("key", "surrogates", "position 1"), lambda: call("a\ud800"))  # noqa: B023

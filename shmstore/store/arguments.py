@@ -181,20 +181,6 @@ def expected_store(
     return place_of(checked_name(store), dir), native.ANY_STORE, 0, uid
 
 
-def checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
-    """Return the serializer, or the default one for None; TypeError if it is not a serializer."""
-    if serde is None:
-        return DEFAULT_SERDE
-    if isinstance(serde, type):
-        raise TypeError(f"serde must be an instance: pass {serde.__name__}()")
-    missing = [name for name in ("encode", "fill", "decode", "layout") if not callable(getattr(serde, name, None))]
-    if missing:
-        raise TypeError(
-            f"serde must be an ObjectSerde, such as MsgpackSerde(); {type(serde).__name__} has no {', '.join(missing)}"
-        )
-    return serde
-
-
 def hides_payload(serde: ObjectSerde) -> bool:
     """Return whether its views are arrays and tensors, which hide the payload from the cycle collector."""
     return type(serde) is MsgpackSerde

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from typing import Any, Final, Literal
 
@@ -14,7 +14,6 @@ from shmstore.errors import (
     ForeignStoreError,
     LayoutMismatchError,
     RankInUseError,
-    SerdeError,
     SharedMemoryError,
     ShmStoreError,
     StaleRefError,
@@ -23,14 +22,12 @@ from shmstore.errors import (
     StoreNotFoundError,
     WriterActiveError,
     cut,
-    kind_of,
     listed,
     shown,
 )
 from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
 from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
-from shmstore.serde.protocol import Encoded
 
 
 def stale(error: StaleRefError, ref: ObjectRef, store_id: int, n_writers: int = 1) -> StaleRefError:
@@ -359,27 +356,3 @@ def full(
     if len(writer.groups) > 1:
         full.hint += "; a lease that assign_group(ref, group) has given to no group waits for all of them"
     return full
-
-
-def wrong_encoding(made: Any, expected: type = Encoded) -> SerdeError | None:
-    """Return what is wrong with the result of a serializer's `encode` or `layout`; None if it is as it must be."""
-    wrong = f"it must have the fields of {expected.__name__}, not be {kind_of(made)}"
-    if all(hasattr(made, name) for name in expected.__annotations__ if name != "keepalive"):
-        wrong = next(_wrong_parts(made, ("spans", "fills") if expected is Encoded else ()), "")
-    return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None
-
-
-def _wrong_parts(made: Any, places: Iterable[str]) -> Iterator[str]:
-    if not isinstance(made.meta, bytes):
-        yield f"meta must be bytes, not {type(made.meta).__name__}"
-    if not isinstance(made.nbytes, int) or not 0 <= made.nbytes <= native.MAX_CAPACITY:
-        yield f"nbytes must be an int from 0 to {native.MAX_CAPACITY}, not {shown(made.nbytes)}"
-    for name in places:
-        try:
-            for place in getattr(made, name) if len(getattr(made, name)) else ():
-                offset, size, source = place
-                inside = 0 <= offset <= offset + size <= made.nbytes
-                if not inside or (name == "spans" and size and not 0 < source < 1 << 64):
-                    yield f"{name} must be places within {made.nbytes} bytes and their sources, not {shown(place)}"
-        except (TypeError, ValueError):
-            yield f"{name} must be a sequence of triples: an offset, a size, and the address or source of the bytes"

@@ -33,7 +33,6 @@ from shmstore.store.arguments import (
     check_bools,
     checked_access,
     checked_name,
-    checked_serde,
     expected_store,
     int_of,
     seconds_of,
@@ -61,10 +60,10 @@ class Openable(Closable):
     _claims: Claims | None = None
     _registered: HostMemory | None = None
 
-    def __init__(self, writer: native.Writer, serde: ObjectSerde = DEFAULT_SERDE) -> None:
+    def __init__(self, writer: native.Writer, serde: ObjectSerde | None = None) -> None:
         """Wrap an opened segment; callers use `open`, `create` or `recover`."""
         self._writer = writer
-        self._serde = serde
+        self._serde = DEFAULT_SERDE if serde is None else serde
         self._place = writer.place
         folder, name = parts_of(writer.place)
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers, seen_by_others(folder))
@@ -135,7 +134,6 @@ class Openable(Closable):
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
         check_bools(writes=writes, memfd=memfd)
-        chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
         if quotas and not writes:
@@ -145,14 +143,14 @@ class Openable(Closable):
         call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS | memfd * native.MEMFD
         place = chosen if memfd else place_of(chosen, dir)
         access = checked_access(mode, gid)
-        return cls._create(place, options._replace(flags=options.flags | call), chosen_serde, limits, *access)
+        return cls._create(place, options._replace(flags=options.flags | call), serde, limits, *access)
 
     @classmethod
     def _create(
         cls,
         name: str,
         options: native.Options,
-        serde: ObjectSerde,
+        serde: ObjectSerde | None,
         quotas: Mapping[str, int] | None,
         mode: int,
         gid: int | None,
@@ -202,11 +200,10 @@ class Openable(Closable):
         Raises WriterActiveError if the arena, or each of them, has a living writer, StoreSpaceError if nobody has taken
         it before and the folder has no room for it, and ValueError if there is no arena of that number.
         """
-        chosen_serde = checked_serde(serde)
         expected = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         check_bools(keep_leases=keep_leases)
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
-        made = cls._recover(expected, chosen_serde, quotas, arena=arena, keep_leases=keep_leases)
+        made = cls._recover(expected, serde, quotas, arena=arena, keep_leases=keep_leases)
         if orphans.is_ephemeral(made._place):
             orphans.close_at_exit(made)
         return made
@@ -232,15 +229,14 @@ class Openable(Closable):
         damaged, LayoutMismatchError if it is not a store of this version or not the store of the handle, and
         SharedMemoryError if shared memory cannot be used.
         """
-        chosen_serde = checked_serde(serde)
         expected = expected_store(name, allow_uid, "name", dir)
-        return cls._recover(expected, chosen_serde, quotas)
+        return cls._recover(expected, serde, quotas)
 
     @classmethod
     def _recover(
         cls,
         expected: tuple[str, int, int, int],
-        serde: ObjectSerde,
+        serde: ObjectSerde | None,
         quotas: Mapping[str, float] | None,
         *,
         options: native.Options | None = None,
@@ -333,7 +329,7 @@ class Openable(Closable):
         limits = checked_quotas(quotas, options.capacity)
         access = checked_access(mode, gid)
         owner = os.geteuid() if allow_uid is None and access[0] & 0o077 else allow_uid
-        expected, chosen_serde = expected_store(checked_name(name), owner, "name", dir), checked_serde(serde)
+        expected = expected_store(checked_name(name), owner, "name", dir)
         chosen, owns = expected[0], owner in (None, os.geteuid())
         accept = on_mismatch == "accept"
         arena = None if options.n_writers == 1 and not accept else native.ANY_ARENA
@@ -346,7 +342,7 @@ class Openable(Closable):
             seen = orphans.look(chosen)
             try:
                 made = cls._recover(
-                    expected, chosen_serde, quotas, options=options, accept=accept, arena=arena, keep_leases=keep_leases
+                    expected, serde, quotas, options=options, accept=accept, arena=arena, keep_leases=keep_leases
                 )
             except StoreNotFoundError as error:
                 if error._code == native.CREATING or not owns:
@@ -358,7 +354,7 @@ class Openable(Closable):
                     native.await_creation(chosen, min(left, 1))  # its creator may die meanwhile
                     continue
                 try:
-                    return cls._create(chosen, options, chosen_serde, limits, *access)
+                    return cls._create(chosen, options, serde, limits, *access)
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:

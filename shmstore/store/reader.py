@@ -27,7 +27,6 @@ from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
     check_bools,
-    checked_serde,
     expected_store,
     hides_payload,
     int_of,
@@ -63,11 +62,11 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
     Thread-safe. Attach after a fork or in a spawned process, never before.
     """
 
-    def __init__(self, reader: native.Reader, rank: int, serde: ObjectSerde = DEFAULT_SERDE) -> None:
+    def __init__(self, reader: native.Reader, rank: int, serde: ObjectSerde | None = None) -> None:
         """Wrap an opened segment; callers use `attach`."""
         self._reader = reader
-        self._serde = serde
-        self._hides = hides_payload(serde)
+        self._serde = DEFAULT_SERDE if serde is None else serde
+        self._hides = hides_payload(self._serde)
         self._place = reader.place
         self._rank = rank
         self._registered: dict[int, HostMemory] = {}
@@ -106,7 +105,6 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         """
         check_bools(finds_only=finds_only)
         wait = None if wait is None else seconds_of("wait", wait)
-        chosen_serde = checked_serde(serde)
         place, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
@@ -122,7 +120,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                 if rank is None and number and type(error) is ValueError:  # there is no rank of this number
                     raise diagnostics.all_in_use(place, number) from None
                 raise diagnostics.not_opened(error, place, "rank", number, ranks=ranks, waited=wait) from None
-            return cls(reader, number, chosen_serde)
+            return cls(reader, number, serde)
 
     def __repr__(self) -> str:
         return f"<ObjectStoreReader {self._place!r} rank {self._rank}{'' if self._open else ' (closed)'}>"

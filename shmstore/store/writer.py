@@ -18,7 +18,6 @@ from shmstore.errors import (
 )
 from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
-from shmstore.serde import Layout
 from shmstore.store import diagnostics
 from shmstore.store.arguments import check_bools, group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
@@ -30,8 +29,6 @@ from shmstore.store.stats import StoreStats, tier_stats
 
 __all__ = ["Batch", "ObjectStoreWriter"]
 
-_BROKEN = (AttributeError, OverflowError, TypeError, ValueError)
-"""Errors that a serializer's mistake can cause; it is checked only after one, so that other puts pay nothing."""
 _AT_ONCE = 0.0  # the default, which is not checked at each put
 _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
 """Refusals of a put, to which the store can add more than their code."""
@@ -69,9 +66,8 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         wait any may be the first. Ctrl-C ends the wait, and so does `close`, with StoreClosedError.
         With `unless_stored`, ObjectExistsError also for what another writer has stored, not only for what this one has.
         That spares space and guards nothing: two writers that put at the same time may still both store it.
-        Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
-        for a value that the serializer refuses, and SerdeError if the caller's own serializer is wrong. A put that
-        fails leaves the store as it was.
+        Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), and TypeError with the
+        path for a value that the serializer refuses. A put that fails leaves the store as it was.
         """
         batch = self._writer.batch()
         try:
@@ -115,17 +111,10 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         except _ORDINARY as error:
             more = len(packed) + len(encoded.meta) + len(extra)
             raise self._explain(batch, error, named(key, namespace), encoded.nbytes, more, kind, seconds) from None
-        except _BROKEN as error:
-            check_bools(hold=hold)
-            if (wrong := diagnostics.wrong_encoding(encoded)) is not None:
-                raise wrong from error
-            raise
 
     def _fill(
         self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes, kind: int, group: int
     ) -> ObjectRef:
-        if (wrong := diagnostics.wrong_encoding(encoded)) is not None:
-            raise wrong  # C does not see the fills: one might get less than its size
         batch.begin(key, encoded.meta, encoded.nbytes, extra=extra, kind=kind)
         batch.copy(encoded.spans)
         with memoryview(batch.buffer()) as payload:
@@ -177,8 +166,6 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         """
         packed = packed_key(key, namespace)
         layout = self._serde.layout(template)
-        if (wrong := diagnostics.wrong_encoding(layout, Layout)) is not None:
-            raise wrong
         number = 0 if kind is None else number_of(self._writer, kind)
         seconds = seconds_of("timeout", timeout)
         batch = self._writer.new_batch()
