@@ -12,7 +12,7 @@ from typing import Literal
 
 from shmstore.errors import kind_of, shown
 from shmstore.places import folder_of
-from shmstore.store.arguments import check_bools, checked_id, checked_name, int_of
+from shmstore.store.arguments import checked_id, checked_name, int_of
 from shmstore.tiers.urls import read_url
 
 GIB = 1 << 30
@@ -104,8 +104,6 @@ class MultiModalCacheConfig:
             if not 0 <= size <= _MAX_GB or (size and not round(float(size) * GIB)):  # a NaN is not in this range
                 raise ValueError(f"{name} must be 0 (off), or from one byte to {_MAX_GB} GiB, not {shown(size)}")
             object.__setattr__(self, name, float(size))  # the products of NumPy's numbers keep their few bits
-        for name in ("data_parallel_external_lb", "supports_multimodal", "shm_prefault", "relay"):
-            check_bools(**{name: getattr(self, name)})
         for name, most in (
             ("shm_max_object_size_mb", _UNBOUNDED),
             ("shm_max_objects", _MAX_OBJECTS),

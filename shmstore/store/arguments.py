@@ -4,7 +4,7 @@ import operator
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from types import TracebackType
@@ -49,13 +49,6 @@ def seconds_of(name: str, value: Any) -> float:
     if not value >= 0:  # also true for a NaN
         raise ValueError(f"{name} must be at least 0 seconds, not {shown(value)}")
     return float(value)
-
-
-def check_bools(**values: Any) -> None:
-    """Raise TypeError for the first value that is not a bool; it names the argument."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, not {shown(value)}")
 
 
 def checked_name(name: Any) -> str:
@@ -104,7 +97,6 @@ def store_options(
     objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
     if eviction not in ("clock", "fifo"):
         raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")
-    check_bools(**flags)
     bits = sum(FLAGS[name] for name, on in flags.items() if on) | (eviction == "fifo") * FLAGS["fifo"]
     if numa_node is not None:
         node = int_of("numa_node", numa_node, 0, native.MAX_NODE)
@@ -124,8 +116,6 @@ def store_options(
 def _checked_groups(groups: Any, n_readers: int) -> tuple[int, ...]:
     if groups is None:
         return ()
-    if isinstance(groups, (str, bytes, Mapping, Set)) or not isinstance(groups, Iterable):
-        raise TypeError(f"groups must be a list of numbers of ranks, such as [4, 4], not {type(groups).__name__}")
     sizes = tuple(int_of(f"groups[{i}]", size, 1, n_readers) for i, size in enumerate(groups))
     if sum(sizes) != n_readers or len(sizes) > native.MAX_GROUPS:
         raise ValueError(

@@ -30,7 +30,6 @@ from shmstore.store import diagnostics, orphans
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
-    check_bools,
     checked_access,
     checked_name,
     expected_store,
@@ -133,14 +132,13 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
-        check_bools(writes=writes, memfd=memfd)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
         if quotas and not writes:
             raise ValueError("quotas are those of a writer's arena: with writes=False, pass them to join")
         if memfd and dir is not None:
             raise TypeError("a store with memfd=True is in no folder, so pass no dir")
-        call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS | memfd * native.MEMFD
+        call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS | bool(memfd) * native.MEMFD
         place = chosen if memfd else place_of(chosen, dir)
         access = checked_access(mode, gid)
         return cls._create(place, options._replace(flags=options.flags | call), serde, limits, *access)
@@ -201,7 +199,6 @@ class Openable(Closable):
         it before and the folder has no room for it, and ValueError if there is no arena of that number.
         """
         expected = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
-        check_bools(keep_leases=keep_leases)
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
         made = cls._recover(expected, serde, quotas, arena=arena, keep_leases=keep_leases)
         if orphans.is_ephemeral(made._place):
@@ -324,7 +321,6 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
-        check_bools(keep=keep, keep_leases=keep_leases)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)
         access = checked_access(mode, gid)
@@ -418,12 +414,10 @@ class Openable(Closable):
         an owner without an arena cannot have a store of a generated name stay.
         Readers keep what they have; views stay valid.
         """
-        if unlink is not None:
-            check_bools(unlink=unlink)
         if self._open:
             if self._registered is not None:
                 self._registered.close()
-            self._writer.close(native.AS_RECORDED if unlink is None else unlink)
+            self._writer.close(native.AS_RECORDED if unlink is None else bool(unlink))
             vars(self).pop("_claims", None)
             self._open = False
             _log.debug("closed store %s", self._place)

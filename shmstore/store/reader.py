@@ -26,7 +26,6 @@ from shmstore.store import diagnostics
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
-    check_bools,
     expected_store,
     hides_payload,
     int_of,
@@ -103,7 +102,6 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         ForeignStoreError, LayoutMismatchError or CorruptStoreError if it is not an intact store, or not the store of
         the handle; SharedMemoryError if shared memory cannot be used.
         """
-        check_bools(finds_only=finds_only)
         wait = None if wait is None else seconds_of("wait", wait)
         place, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:

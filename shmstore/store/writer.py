@@ -19,7 +19,7 @@ from shmstore.errors import (
 from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import diagnostics
-from shmstore.store.arguments import check_bools, group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
+from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.kinds import kind_stats, number_of
@@ -238,9 +238,6 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             packed = batch.hit(packed_key(key, namespace), hold, whom)
         except StoreFullError as error:
             raise diagnostics.full(self._writer, batch.refusal(), error.resource) from None
-        except TypeError:
-            check_bools(hold=hold)
-            raise
         if packed is None:
             raise ObjectNotFoundError(f"{ObjectNotFoundError.default_message}: {named(key, namespace)}")
         return trusted_ref(packed)

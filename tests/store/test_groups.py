@@ -67,7 +67,6 @@ def test_a_store_with_other_groups_is_another_store(stores: Stores) -> None:
         ([4, 5], ValueError, "[4, 5] is 2 groups of 9 ranks"),
         ([8, 0], ValueError, "groups[1] must be from 1 to 8, not 0"),
         ([4, 4.0], TypeError, "groups[1] must be an int, not float"),
-        ("44", TypeError, "groups must be a list of numbers of ranks, such as [4, 4], not str"),
     ],
 )
 def test_groups_that_are_none_are_refused(groups: Any, error: type[Exception], text: str) -> None:

@@ -5,7 +5,6 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -166,18 +165,6 @@ def test_a_store_is_accepted_beside_living_writers_as_long_as_there_is_a_place(s
     for options in ({"capacity": 4096}, {"n_writers": 3}):
         with raises(WriterActiveError, names=[name]):
             reopened(stores, name, on_mismatch="accept", **options)
-
-
-@pytest.mark.parametrize("option", ["prefault", "huge_pages", "checksums", "keep", "keep_leases", "writes"])
-def test_a_flag_is_true_or_false_and_nothing_else(name: str, option: str) -> None:
-    calls: list[Callable[..., Any]] = [ObjectStoreWriter.create, ObjectStoreWriter.open, ObjectStoreWriter.join]
-    for call in calls:
-        if option in signature(call).parameters:
-            options = {} if call == ObjectStoreWriter.join else OPTIONS
-            for wrong in ("yes", 0, 1, None):
-                with raises(TypeError, names=[option, repr(wrong)]):
-                    call(name, **options, **{option: wrong})
-    assert not (SHM / name).exists()
 
 
 def test_accept_creates_where_nothing_is_and_says_nothing_of_the_same_options(
