@@ -52,7 +52,7 @@ def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
         ObjectStoreReader.attach(writer.handle, 0)
     handle = writer.handle
     writer.close()
-    with raises(StoreNotFoundError, names=[repr(handle.name)], hint=["closed"]):
+    with raises(StoreNotFoundError, names=[repr(handle.name)], hint=["closes it"]):
         ObjectStoreReader.attach(handle, 1)
     with raises(StoreClosedError):
         writer.__enter__()
