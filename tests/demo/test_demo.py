@@ -65,21 +65,21 @@ starts_fast = pytest.mark.usefixtures("_starts_fast")
 
 
 class Recorder(Observer):
-    """Notes the processes and stages of each mode, and acts once, when the first step of the first mode is through."""
+    """Notes the processes of each start and the stages of each mode, and acts once, when the first step is through."""
 
     def __init__(self, act: Callable[[dict[str, int]], None] | None = None) -> None:
-        self.pids: dict[str, dict[str, int]] = {}
+        self.pids: list[dict[str, int]] = []
         self.stages: list[tuple[str, str]] = []
         self._act = act
 
     def started(self, mode: str, pids: dict[str, int]) -> None:
-        self.pids[mode] = pids
+        self.pids.append(pids)
 
     def progressed(self, mode: str, progress: Progress) -> None:
         if (mode, progress.stage) not in self.stages:
             self.stages.append((mode, progress.stage))
         if progress.stage == "sending" and self._act is not None:
-            self._act(self.pids[mode])
+            self._act(self.pids[-1])
             self._act = None
 
 
@@ -89,11 +89,6 @@ def wait_for_ends(pids: Iterable[int]) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def stat_fields(pid: int) -> list[str]:
-    """The fields of a process's status line after its name: state, parent, group, session, ..."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 @starts_fast
@@ -147,19 +142,9 @@ def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
     observer = Recorder(kill)
     status = execute(settings, RandomItems(rows=(10, 20, 30)), modes=["shm"], as_json=True, observer=observer)
     captured = capfd.readouterr()
-    expected = f"{victim} (pid {observer.pids['shm'][victim]}) was ended by SIGKILL"
+    expected = f"{victim} (pid {observer.pids[0][victim]}) was ended by SIGKILL"
     assert (1, f"demo: {expected}\n") == (status, captured.err)
     assert {"ok": False, "error": expected} == json.loads(captured.out)
-
-
-class Generations(Observer):
-    """Notes the processes of each generation."""
-
-    def __init__(self) -> None:
-        self.pids: list[dict[str, int]] = []
-
-    def started(self, mode: str, pids: dict[str, int]) -> None:
-        self.pids.append(pids)
 
 
 @starts_fast
@@ -177,7 +162,7 @@ def test_after_a_kill_new_processes_process_no_image_again(
 
     monkeypatch.setattr(BaseProcess, "kill", kill_and_note)
     settings = RunSettings(workers=1, rounds=3, in_flight=2, kill=True)
-    observer = Generations()
+    observer = Recorder()
     source = NotedItems(rows=(10, 20, 300), notes=tmp_path / "processed")
     status = execute(settings, source, modes=["shm"], as_json=True, observer=observer)
     captured = capfd.readouterr()
@@ -234,7 +219,7 @@ def processes_of_session(session: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if int(stat_fields(int(entry.name))[3]) == session:
+                if os.getsid(int(entry.name)) == session:
                     found.append(int(entry.name))
             except OSError:
                 continue  # it ended while we looked
@@ -310,9 +295,6 @@ def test_the_command_sends_the_shipped_photographs_through_the_real_processor() 
 
 @needs_extra
 def test_the_processor_is_qwen2_vls_and_its_items_are_named_by_content() -> None:
-    processor = load_processor()
-    assert type(processor).__name__.startswith("Qwen2VLImageProcessor")
-    assert type(processor).__module__.startswith("transformers.models.qwen2_vl.")
     (photograph,) = [path for path in shipped_photographs() if path.name == "china.jpg"]
     (picture,) = PhotographSource((photograph,))
     item, (update,) = picture.process()
@@ -344,16 +326,14 @@ def test_a_missing_extra_is_one_line_that_names_it(
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("arguments", ["--workers 0", "--capacity lots", "--mode pickle", "--kill engine"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["--workers 0", "--capacity lots", "--mode pickle", "--kill engine", "--kill api --mode lru",
+     "--kill api --capacity 1G", "--kill api --rounds 1"],
+)  # fmt: skip
 def test_a_usage_error_is_exit_status_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments.split()) == 2
-    assert "error: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("arguments", ["--mode lru", "--capacity 1G", "--rounds 1"])
-def test_options_that_do_not_go_with_kill_are_a_usage_error(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--kill", "api", *arguments.split()]) == 2
-    assert capsys.readouterr().err.startswith("demo: --kill api needs ")
+    assert arguments.split()[0] in capsys.readouterr().err.splitlines()[-1]
 
 
 def item_of(tensors: dict[str, torch.Tensor]) -> MultiModalKwargsItem:
