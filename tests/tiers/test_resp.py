@@ -405,18 +405,7 @@ def faking(said: bytes, then: bytes = b"", ends: bool = False, pause: float = 0.
         server.close()
 
 
-NONSENSE = [
-    b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    b"\0" * 100 + b"\r\n",
-    b":\r\n",
-    b":1x\r\n",
-    b":" + b"9" * 5000 + b"\r\n",
-    b"$99999999999999999999x\r\n",
-    b"*1\r\n:0\r\n",
-    b"*1\r\n" * 5000,
-    b"-MOVED\r\n",
-    b"$-1\r\n",
-]
+NONSENSE = [b"\0" * 100 + b"\r\n", b":1x\r\n", b"-MOVED\r\n", b"$-1\r\n"]
 
 
 @pytest.mark.parametrize("said", NONSENSE, ids=lambda said: repr(said[:30]))
@@ -431,7 +420,7 @@ def test_nonsense_is_an_error(said: bytes, call: str, key: str) -> None:
 
 
 ANSWER = b"$16\r\n" + b"\1\0\0\0\4" + bytes(7) + b"abcd\r\n"
-HALVES = [b"", b"$", ANSWER[:4], ANSWER[:6], ANSWER[:10], ANSWER[:-4], ANSWER[:-2], ANSWER[:-1]]
+HALVES = [b"", ANSWER[:4], ANSWER[:-4], ANSWER[:-1]]
 
 
 @pytest.mark.parametrize("said", HALVES, ids=repr)
