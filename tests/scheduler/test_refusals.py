@@ -296,6 +296,7 @@ class Case:
         ("counts", lambda c: c.kv.allocate_slots(c.b, 1, 4, c.found(b"\1\0\0\0\2"))),
         (r"hashes.*\b4 are needed and 0 there", lambda c: c.kv.allocate_slots(c.plain, 17)),
         ("reserved_blocks", lambda c: c.kv.allocate_slots(c.b, 4, reserved_blocks=-1)),
+        ("num_external_computed_tokens", lambda c: c.kv.allocate_slots(c.b, 0, num_external_computed_tokens=-1)),
         (r"num_computed_tokens \+ num_new_computed_tokens", lambda c:
             c.kv.allocate_slots(c.changed(num_computed_tokens=2**59), 1, 2**59)),
         ("num_in_flight_tokens", lambda c: c.kv.allocate_slots(c.changed(num_in_flight_tokens=-1), 40)),
