@@ -417,7 +417,10 @@ class UnsupportedValueError(ShmStoreError, TypeError):
     """A value cannot be stored; `path` leads to it in the tree, as in ``value['a'][2]``."""
 
     default_message = "no serializer for this value"
-    default_hint = "convert it to a tensor, an array or plain data, or register its type (shmstore.serde.register_type)"
+    default_hint = (
+        "convert it to a dense tensor, an array or plain data (list, dict, bytes), or register its type "
+        "(shmstore.serde.register_type)"
+    )
 
     path: str = ""
 

@@ -180,9 +180,9 @@ def compare_wheels(
         description=f"Compare wheels of {engine} with what the plug-in knows of it.",
     )
     parser.add_argument("wheels", nargs="+", metavar="WHEEL")
-    differs = False
+    paths, differs = parser.parse_args(arguments).wheels, False
     print("| " + " | ".join([engine, *parts]) + " |\n" + "|---" * (1 + len(parts)) + "|")
-    for path in parser.parse_args(arguments).wheels:
+    for path in paths:
         try:
             wheel = _Wheel(package, path)
             version, sources = wheel.version, Sources(package, wheel.read)

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -59,8 +59,10 @@ class Openable(Closable):
     _claims: Claims | None = None
     _registered: HostMemory | None = None
 
-    def __init__(self, writer: native.Writer, serde: ObjectSerde | None = None) -> None:
+    def __init__(self, writer: Any = None, serde: ObjectSerde | None = None, *_: Any, **__: Any) -> None:
         """Wrap an opened segment; callers use `open`, `create` or `recover`."""
+        if not isinstance(writer, native.Writer):
+            raise TypeError("make a writer by ObjectStoreWriter.open(...), .create(...), .join(...) or .recover(name)")
         self._writer = writer
         self._serde = DEFAULT_SERDE if serde is None else serde
         self._place = writer.place

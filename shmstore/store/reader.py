@@ -61,8 +61,10 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
     Thread-safe. Attach after a fork or in a spawned process, never before.
     """
 
-    def __init__(self, reader: native.Reader, rank: int, serde: ObjectSerde | None = None) -> None:
+    def __init__(self, reader: Any = None, rank: int = 0, serde: ObjectSerde | None = None, **_: Any) -> None:
         """Wrap an opened segment; callers use `attach`."""
+        if not isinstance(reader, native.Reader):
+            raise TypeError("make a reader by ObjectStoreReader.attach(handle_or_name, rank)")
         self._reader = reader
         self._serde = DEFAULT_SERDE if serde is None else serde
         self._hides = hides_payload(self._serde)

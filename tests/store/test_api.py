@@ -359,3 +359,9 @@ def test_a_writer_may_be_closed_while_other_threads_use_it(stores: Stores) -> No
         writer.close()
 
     run_all(close, *(partial(work, number) for number in range(4)))
+
+
+@pytest.mark.parametrize(("made", "call"), [("ObjectStoreWriter", "create"), ("ObjectStoreReader", "attach")])
+def test_a_class_that_is_called_names_the_call_that_makes_one(made: str, call: str) -> None:
+    with raises(TypeError, names=(call,)):
+        getattr(shmstore, made)("a", capacity=1)
