@@ -35,7 +35,8 @@ class Engine:
     def __init__(self, model: Path, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         common = {"cache": "lru", "disable_log_stats": True}
         self.log = folder / f"engine-{os.urandom(3).hex()}.log"
-        own = os.environ | counting.environment(folder) | {"SHMSTORE_VLLM": "0"} | (env or {})
+        # With hash seeds of their own, vLLM's ranks measure image and video in different orders, and gloo ends one.
+        own = os.environ | counting.environment(folder) | {"SHMSTORE_VLLM": "0", "PYTHONHASHSEED": "0"} | (env or {})
         command = [sys.executable, "-m", "tests.vllm.encoder.engine", str(model), json.dumps(common | settings)]
         self._down, down = os.pipe()
         with self.log.open("wb") as log:
