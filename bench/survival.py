@@ -72,7 +72,7 @@ class Way:
 
     def get(self, ticket: Any) -> tuple[Array, Callable[[], None]]:
         """Return the object, and what lets it go."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no get")
 
     def end(self) -> None:
         """End normally."""

@@ -103,7 +103,7 @@ class Sender:
 def _open() -> ObjectStoreWriter:
     parallel = get_parallel()
     if parallel.dp_size > 1 or parallel.attn_dp_enabled:
-        raise NotImplementedError("the replica that will read is chosen later, so with data parallelism no lease ends")
+        raise RuntimeError("the replica that will read is chosen later, so with data parallelism no lease ends")
     named = os.environ.get(STORE)
     if named:
         return ObjectStoreWriter.open(named, capacity=capacity(), n_readers=parallel.tp_size, prefault=True)

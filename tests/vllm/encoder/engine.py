@@ -30,7 +30,7 @@ def connector(store: str, **options: Any) -> dict[str, Any]:
 
 
 class Engine:
-    """An engine, which answers what it is asked, and its process group; `env` is what it has of its own."""
+    """An engine in a process group of its own, which answers prompts; `env` adds to its environment."""
 
     def __init__(self, model: Path, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         common = {"cache": "lru", "disable_log_stats": True}
