@@ -3,16 +3,15 @@
 Any bytes give a value or one of the errors that the function documents; another error is a finding, and so is a hang.
 """
 
-import socket
 import sys
-import tempfile
-import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from errno import EWOULDBLOCK
 from typing import Any
+from unittest.mock import patch
 
 import atheris
+from redis.connection import UnixDomainSocketConnection
 
 with atheris.instrument_imports(include=["shmstore"]):
     from shmstore import ObjectRef, ObjectStoreWriter, StoreHandle
@@ -79,41 +78,47 @@ def span(writer: ObjectStoreWriter) -> Callable[[bytes], None]:
     return fetched
 
 
-class Server:
-    """Sends the same bytes to each client, whatever it asks, and ends the connection."""
+class Scripted:
+    """The socket of a server that greets, answers the first request with `answer`, and ends the connection."""
 
-    def __init__(self, path: str) -> None:
-        self.says = b""
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(path)
-        self._listening.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
+    answer = b""
 
-    def _serve(self) -> None:
-        while True:
-            with suppress(OSError), self._listening.accept()[0] as connected:
-                while b"SETINFO" in connected.recv(1 << 16):
-                    connected.sendall(b"+OK\r\n")
-                connected.sendall(self.says)
-                connected.shutdown(socket.SHUT_WR)
-                while connected.recv(1 << 16):
-                    pass
+    def __init__(self) -> None:
+        self._arrived = b""
+        self._ended = False
+
+    def send(self, request: memoryview) -> int:
+        if greetings := bytes(request).count(b"SETINFO"):
+            self._arrived += b"+OK\r\n" * greetings
+        elif not self._ended:
+            self._arrived += self.answer
+            self._ended = True
+        return len(request)
+
+    def recv(self, size: int) -> bytes:
+        if not self._arrived and not self._ended:
+            raise BlockingIOError(EWOULDBLOCK, "nothing has arrived")
+        taken, self._arrived = self._arrived[:size], self._arrived[size:]
+        return taken
+
+    def recv_into(self, memory: memoryview) -> int:
+        taken = self.recv(len(memory))
+        memory[: len(taken)] = taken
+        return len(taken)
+
+    def ignore(self, *_: object) -> None:
+        """Take it as done."""
+
+    settimeout = shutdown = close = ignore
 
 
-def resp(folder: str) -> Callable[[bytes], None]:
-    path = str(Path(folder, "socket"))
-    server = Server(path)
-
+def resp(tier: RespTier) -> Callable[[bytes], None]:
     def answered(data: bytes) -> None:
-        server.says = data
-        tier = RespTier(f"unix://{path}", timeout=5.0)
-        try:
-            with suppress(TierError):
-                tier.fetch("key", lambda size: memoryview(bytearray(min(size, 4096))) if size <= 4096 else None)
-            with suppress(TierError):
-                tier.has(["key"])
-        finally:
-            tier.close()
+        Scripted.answer = data
+        with suppress(TierError):
+            tier.fetch("key", lambda size: memoryview(bytearray(min(size, 4096))) if size <= 4096 else None)
+        with suppress(TierError):
+            tier.has(["key"])
 
     return answered
 
@@ -130,10 +135,10 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 def main() -> None:
     name, *options = sys.argv[1:]
     with (
-        tempfile.TemporaryDirectory() as folder,
         ObjectStoreWriter.create(capacity=1 << 16, n_readers=1) as writer,
+        patch.object(UnixDomainSocketConnection, "_connect", lambda _: Scripted()),
     ):
-        targets = {**TARGETS, "span": span(writer), "resp": resp(folder)}
+        targets = {**TARGETS, "span": span(writer), "resp": resp(RespTier("unix:///unused", timeout=5.0))}
         atheris.Setup([name, *options], targets[name])
         atheris.Fuzz()
 
