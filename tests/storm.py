@@ -1,8 +1,8 @@
 """A store in the storm: python -m tests.storm [--minutes N] [--seed N].
 
 API servers, engines, workers and a relay of a tier are processes of one store. Every tenth of a second one of them gets
-SIGKILL, SIGSEGV, or SIGSTOP and SIGCONT; now and then all are killed, and start again with another capacity. Each value
-says what its bytes must be, so every reader checks them.
+SIGKILL, SIGSEGV, SIGSTOP and SIGCONT, or a control group that has no memory left; now and then all are killed, and
+start again with another capacity and quota. Each value says what its bytes must be, so every reader checks them.
 
 At the end no byte was wrong, nothing was encoded twice without cause, every lease and pin comes back, and nothing has
 leaked: no file, descriptor, mapping or process. The times of a `find` are printed.
@@ -25,6 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shmstore import (
     CacheMissError,
     Claim,
@@ -40,7 +42,7 @@ from shmstore.inspect.verify import verify
 from shmstore.tiers import StoreTier, open_tier
 from shmstore.tiers.relay import Relay
 from shmstore.tiers.relay_client import RelayClient
-from tests.support import SHM, Child, bits, random_tensor, segments, store_name
+from tests.support import SHM, Child, bits, memory_group, random_tensor, segments, store_name
 
 SERVERS, ENGINES, WORKERS = 2, 2, 4
 WRITERS = SERVERS + ENGINES + 1
@@ -97,11 +99,17 @@ class Life:
     def __init__(self, folder: str) -> None:
         self.name, self.folder, self.board = store_name(), folder, Board()
         self.socket = f"{folder}/relay"
-        self.capacity = 96 << 10
+        self.capacity, self.quota = 96 << 10, 0.5
 
     def open(self) -> ObjectStoreWriter:
         return ObjectStoreWriter.open(
-            self.name, capacity=self.capacity, n_readers=RANKS, groups=GROUPS, n_writers=WRITERS, max_objects=64
+            self.name,
+            capacity=self.capacity,
+            n_readers=RANKS,
+            groups=GROUPS,
+            n_writers=WRITERS,
+            max_objects=64,
+            quotas={"audio": self.quota},
         )
 
     def tier(self, writer: ObjectStoreWriter) -> StoreTier:
@@ -211,6 +219,10 @@ class Storm:
         for key in range(KEYS):
             content(key)  # before the forks
         self.running: list[Child] = []
+        self.full = stack.enter_context(memory_group())
+        if self.full is not None:
+            version_1 = self.full / "memory.limit_in_bytes"
+            (version_1 if version_1.exists() else self.full / "memory.max").write_text("0")
         stack.callback(self.kill_all)
         self.start_all()
 
@@ -238,12 +250,15 @@ class Storm:
 
     def strike(self) -> None:
         """Kill or stop a process."""
-        process, what = self.chance.randrange(PROCESSES), self.chance.choice(["KILL", "KILL", "SEGV", "STOP"])
+        process, what = self.chance.randrange(PROCESSES), self.chance.choice(["KILL", "KILL", "SEGV", "STOP", "FULL"])
         if self.chance.random() < 0.002:
             return self.restart()
-        self.happened[what] += 1
         child = self.running[process]
-        child.signal(signal.Signals[f"SIG{what}"])
+        if what == "FULL":
+            what = self.starve(child)
+        else:
+            child.signal(signal.Signals[f"SIG{what}"])
+        self.happened[what] += 1
         if what == "STOP":
             time.sleep(self.chance.random() * 0.2)
             child.signal(signal.SIGCONT)
@@ -252,11 +267,27 @@ class Storm:
             self.running[process] = Child(live, self.life, process, self.chance.random())
         return None
 
+    def starve(self, child: Child) -> str:
+        """Let the kernel kill a process because its control group has no memory left; return what happened instead."""
+        if self.full is None:
+            return "KILL"
+        (self.full / "cgroup.procs").write_text(str(child.pid))
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            if ended := os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_code == os.CLD_EXITED:
+                    with pytest.raises(AssertionError, match=r"MemoryError|Cannot allocate memory"):
+                        child.join()
+                return "FULL"
+            time.sleep(0.001)
+        return "KILL"  # it has needed no memory
+
     def restart(self) -> None:
-        """Kill all, and start them with another capacity, so the store is made again."""
+        """Kill all, and start them with other options, so the store is made again."""
         self.happened["restart"] += 1
         self.kill_all()
         self.life.capacity = self.chance.choice([64, 96, 128]) << 10
+        self.life.quota = self.chance.choice([0.25, 0.5, 1.0])
         self.start_all()
 
     def watch(self) -> None:

@@ -67,6 +67,23 @@ def children() -> set[int]:
     return found - {tracker, server}
 
 
+@contextmanager
+def memory_group() -> Iterator[Path | None]:
+    """Make a memory control group below that of this process, of version 1 or 2; None where none can be made."""
+    paths = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines())
+    above = Path("/sys/fs/cgroup", "memory" if "memory" in paths else "", paths.get("memory", paths[""]).lstrip("/"))
+    group = above / store_name()
+    try:
+        group.mkdir()
+    except OSError:
+        yield None
+        return
+    try:
+        yield group if any(group.glob("memory.*")) else None
+    finally:
+        group.rmdir()
+
+
 class Stores:
     """Creates writers and attaches readers that are closed when the test ends."""
 

@@ -17,7 +17,7 @@ import yaml
 from shmstore.cli.command import parse_size
 from shmstore.cli.main import build_parser
 from shmstore.places import DIRECTORY
-from tests.support import bytes_needed, store_name
+from tests.support import bytes_needed, memory_group
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
@@ -195,22 +195,10 @@ def test_the_guides_sizes_are_those_of_the_code() -> None:
 
 @pytest.fixture
 def memory_groups() -> Iterator[list[Path]]:
-    """Make two memory control groups below that of this process, of version 1 or 2."""
-    paths = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines())
-    above = Path("/sys/fs/cgroup", "memory" if "memory" in paths else "", paths.get("memory", paths[""]).lstrip("/"))
-    groups = [above / f"{store_name()}-{i}" for i in range(2)]
-    try:
-        for group in groups:
-            group.mkdir()
-        if not usage_file(groups[0]).exists():
-            pytest.skip("the group of this process gives groups below it no memory controller")
-        yield groups
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    finally:
-        for group in groups:
-            if group.exists():
-                group.rmdir()
+    with memory_group() as creator, memory_group() as reader:
+        if creator is None or reader is None:
+            pytest.skip("no memory control group can be made here")
+        yield [creator, reader]
 
 
 def usage_file(group: Path) -> Path:
