@@ -192,6 +192,7 @@ def test_a_call_that_fails_does_not_change_what_the_last_close_does(stores: Stor
     assert not (SHM / name).exists()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("fails", [True, False])
 def test_only_a_recovery_that_succeeds_keeps_an_ephemeral_store_from_the_next_create(
     stores: Stores, name: str, fails: bool
