@@ -238,6 +238,7 @@ static void stay(struct shms_writer *w, enum shms_stays how) {
 /* Arenas that no successor can take, of the file with that inode. */
 typedef struct damage {
     uint64_t arenas;
+    uint64_t no_room; /* others, for whose data the folder has none */
     ino_t ino;
 } damage;
 
@@ -263,7 +264,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
             *damaged = (damage){.ino = w->seg.ino};
         w->damaged = damaged->arenas;
         if ((rc = shms_segment_is(&w->seg, expected)) == SHMS_OK)
-            rc = shms_segment_take(&w->seg, arena, w->damaged);
+            rc = shms_segment_take(&w->seg, arena, w->damaged | damaged->no_room);
         if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer has unlinked it in the meantime */
             rc = SHMS_ENOSTORE;
         if (rc == SHMS_OK)
@@ -281,6 +282,8 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     if (rc) {
         if (rc == SHMS_ECORRUPT)
             damaged->arenas |= UINT64_C(1) << w->seg.arena;
+        if (rc == SHMS_ENOSPC)
+            damaged->no_room |= UINT64_C(1) << w->seg.arena;
         if (options)
             shms_segment_unlink(&w->seg);
         shms_segment_close(&w->seg);
@@ -313,10 +316,13 @@ int shms_writer_recover(shms_writer **out, const char *name, const shms_expected
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected) {
     damage damaged = {0}, before;
     int rc;
-    do { /* again without an arena that turned out to be damaged */
+    do { /* again without an arena that turned out to be damaged, or to have no room */
         before = damaged;
         rc = start(out, name, NULL, arena, expected, &damaged);
-    } while (rc == SHMS_ECORRUPT && arena == SHMS_ANY_ARENA && memcmp(&before, &damaged, sizeof before));
+    } while ((rc == SHMS_ECORRUPT || rc == SHMS_ENOSPC) && arena == SHMS_ANY_ARENA &&
+             memcmp(&before, &damaged, sizeof before));
+    if (rc == SHMS_EWRITERACTIVE && damaged.no_room)
+        return SHMS_ENOSPC;
     return rc == SHMS_EWRITERACTIVE && damaged.arenas ? SHMS_ECORRUPT : rc;
 }
 

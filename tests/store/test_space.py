@@ -60,9 +60,9 @@ def use(writer: ObjectStoreWriter, seed: int) -> None:
     writer.check_valid()
 
 
-def die(name: str) -> None:
+def die(name: str, index: int | None = None) -> None:
     """Join, put an object and be killed."""
-    writer = ObjectStoreWriter.join(name)
+    writer = ObjectStoreWriter.join(name, index)
     writer.put("left", random_tensor(7, 1000))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -82,10 +82,10 @@ def share_a_small_file_system() -> Any:
         assert verify(name).ok
         filler.unlink()
         with pytest.raises(AssertionError, match="SIGKILL"):
-            in_child(die, name)
+            in_child(die, name, 2)
         filler = fill_up(0)
-        with ObjectStoreWriter.join(name) as second:  # in its predecessor's memory
-            assert (1, ["left"]) == (second.index, second.keys())
+        with ObjectStoreWriter.join(name) as second:  # in its predecessor's memory, past one that has none
+            assert (2, ["left"]) == (second.index, second.keys())
             use(second, 3)
             refused(name)
             filler.unlink()
