@@ -58,12 +58,11 @@ def children() -> set[int]:
     """Return the processes that this one has started, zombies among them, but for those of multiprocessing itself."""
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
     server = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) in (os.getpid(), server):
-                found.add(int(path.parent.name))
+    found: set[int] = set()
+    for parent in (os.getpid(), server):
+        for path in Path(f"/proc/{parent}/task").glob("*/children"):
+            with suppress(OSError):  # a thread that has ended meanwhile
+                found.update(map(int, path.read_text().split()))
     return found - {tracker, server}
 
 
