@@ -9,9 +9,9 @@ from shmstore.bindings import inspect as native
 from shmstore.errors import CorruptStoreError, StaleRefError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
-from shmstore.inspect.tree import parse_tree
 from shmstore.namespaces import named
 from shmstore.places import Folder
+from shmstore.serde.decode import describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _from_object(inspector: StoreInspector, slot: SlotInfo, facts: StoreFacts) -
         text = _TEXTS["crc"](slot.slot, broken["value"], broken["expected"])
         return _finding("crc", f"{text} (object {slot.object_id}, key {name})", True, slot.writer, facts)
     try:
-        parse_tree(inspector.metadata(slot), slot.payload_bytes)
+        describe(inspector.metadata(slot), slot.payload_bytes)
     except StaleRefError:
         return None
     except CorruptStoreError as error:

@@ -7,13 +7,14 @@ plan checks only that the payload is long enough.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown
 from shmstore.serde import tensors
-from shmstore.serde.dtypes import MAX_NDIM, numpy_dtype_from_wire
+from shmstore.serde.dtypes import MAX_NDIM, carrier_of, numpy_dtype_from_wire
 from shmstore.serde.protocol import ALIGNMENT
 from shmstore.serde.registry import BY_NAME
 from shmstore.serde.wire import (
@@ -31,8 +32,9 @@ from shmstore.serde.wire import (
     parse,
 )
 
-Mode = Literal["view", "copy", "write", "device"]
-"""The leaves that a plan makes: read-only views, private copies, writable views, or views of a copy on a device.
+Mode = Literal["view", "copy", "write", "device", "describe"]
+"""The leaves that a plan makes: read-only views, private copies, writable views, views of a copy on a device, or what
+`describe` says of them.
 
 For "device" the payload is a pair: the buffer, and a tensor of the same bytes. Arrays are private copies of the first.
 """
@@ -49,6 +51,24 @@ class Plan(NamedTuple):
     """Minimum size of the payload in bytes."""
     build: Build
     """A function from the payload to the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor or an array of a stored value, without its bytes."""
+
+    kind: Literal["tensor", "array"]
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A stored value of a registered type, as its tree."""
+
+    name: str
+    tree: Any
 
 
 class _Mark:
@@ -85,6 +105,17 @@ def make_plan(meta: bytes, mode: Mode) -> Plan:
     compiler = _Compiler(mode)
     build = _as_build(compiler.node(parse(meta, _ext_hook), 0))
     return Plan(compiler.needed, build)
+
+
+def describe(meta: bytes, payload_bytes: int) -> Any:
+    """Return the value as plain data with `Leaf` and `Named`; it needs neither torch nor the registered types.
+
+    Raises CorruptStoreError if the bytes describe no value, or one with leaves outside of such a payload.
+    """
+    needed, build = make_plan(meta, "describe")
+    if payload_bytes < needed:
+        raise CorruptStoreError(f"the payload has {payload_bytes} bytes, and the meta bytes describe {needed}")
+    return build(None)
 
 
 def _as_build(part: "_Constant | Build") -> Build:
@@ -152,6 +183,9 @@ class _Compiler:
     def registered(self, node: tuple[Any, ...], depth: int) -> Build:
         if len(node) != 3 or type(node[1]) is not str:
             raise CorruptStoreError("the meta bytes hold a malformed registered value")
+        if self.mode == "describe":
+            named, described = node[1], _as_build(self.node(node[2], depth + 1))
+            return lambda payload: Named(named, described(payload))
         if node[1] == "torch.Size":
             tensors.load_torch()  # which registers it
         registration = BY_NAME.get(node[1])
@@ -193,9 +227,13 @@ class _Compiler:
             self.needed = max(self.needed, end, self.total)
         return offset, shape, nbytes
 
-    def tensor(self, node: tuple[Any, ...]) -> Build:
+    def tensor(self, node: tuple[Any, ...]) -> "_Constant | Build":
         if len(node) < 3 or type(node[1]) is not str:
             raise CorruptStoreError("the meta bytes hold a malformed tensor")
+        if self.mode == "describe":
+            if (known := carrier_of(node[1])) is None:
+                raise CorruptStoreError(f"the meta bytes hold a tensor of unknown dtype {shown(node[1])}")
+            return _Constant(Leaf("tensor", node[1], *self.place(node, known.itemsize)[1:]))
         torch = tensors.load_torch()
         kind = tensors.KINDS_BY_NAME.get(node[1])
         if kind is None:
@@ -224,7 +262,7 @@ class _Compiler:
             return lambda payload: view(payload).clone()
         return lambda payload: view(payload).view(carrier).clone().view(dtype)
 
-    def array(self, node: tuple[Any, ...]) -> Build:
+    def array(self, node: tuple[Any, ...]) -> "_Constant | Build":
         if len(node) < 3:
             raise CorruptStoreError("the meta bytes hold a malformed array")
         try:
@@ -234,6 +272,8 @@ class _Compiler:
         if dtype.subdtype is not None:
             raise CorruptStoreError("the meta bytes hold an array of subarrays")
         offset, shape, nbytes = self.place(node, dtype.itemsize)
+        if self.mode == "describe":
+            return _Constant(Leaf("array", str(dtype), shape, nbytes))
         ndarray = np.ndarray
         writable = self.mode != "view"
         if nbytes == 0:

@@ -355,7 +355,7 @@ def test_dump_of_one_object_shows_its_tree() -> None:
         assert "n: 3" in shown.out
         tree = piped("dump", name, "--object", "3", "--json").json["tree"]
         assert [("pixels", [3, 100], 1200), ("n", None, 0)] == [
-            (node["path"], node["shape"], node["nbytes"]) for node in tree["children"]
+            (part["path"], part["shape"], part["nbytes"]) for part in tree
         ]
         for arguments in (("--key", "none"), ("--object", "99")):
             assert 1 == piped("dump", name, *arguments).status

@@ -16,9 +16,9 @@ from redis.connection import UnixDomainSocketConnection
 with atheris.instrument_imports(include=["shmstore"]):
     from shmstore import ObjectRef, ObjectStoreWriter, StoreHandle
     from shmstore.errors import CorruptStoreError, TierError
-    from shmstore.inspect.tree import parse_tree
     from shmstore.multimodal import decode_updates
     from shmstore.serde import MsgpackSerde
+    from shmstore.serde.decode import describe
     from shmstore.tiers.objects import Incoming
     from shmstore.tiers.relay_client import parsed
     from shmstore.tiers.resp import RespTier
@@ -47,7 +47,7 @@ def metadata(data: bytes) -> None:
     with suppress(CorruptStoreError):
         exact(MsgpackSerde().decode(data, PAYLOAD))
     with suppress(CorruptStoreError):
-        parse_tree(data, len(PAYLOAD))
+        describe(data, len(PAYLOAD))
 
 
 def updates(data: bytes) -> None:

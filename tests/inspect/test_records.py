@@ -19,8 +19,8 @@ from shmstore import (
 )
 from shmstore.bindings import inspect as native
 from shmstore.inspect.inspector import StoreInspector
-from shmstore.inspect.tree import TreeNode, parse_tree
 from shmstore.serde import MsgpackSerde, register_type
+from shmstore.serde.decode import Leaf, Named, describe
 from tests.inspect.cases import OPTIONS, fill, running, three_writers
 from tests.support import SHM, Child, Stores, in_child, is_mapped, length_of, raises, span_of, store_name
 
@@ -323,10 +323,6 @@ class Point:
         self.xy = xy
 
 
-def nodes_of(tree: TreeNode) -> list[TreeNode]:
-    return [tree, *(node for child in tree.children for node in nodes_of(child))]
-
-
 def test_the_tree_names_every_leaf(stores: Stores) -> None:
     register_type("test.Point", Point, lambda point: {"xy": point.xy}, lambda tree: Point(tree["xy"]))
     value = {
@@ -340,15 +336,13 @@ def test_the_tree_names_every_leaf(stores: Stores) -> None:
     writer.put("k", value)
     with StoreInspector.open(writer.name) as inspector:
         slot = inspector.find(key="k")
-        tree = parse_tree(inspector.metadata(slot), slot.payload_bytes)
-        shapes = {n.path: (n.text, n.shape) for n in nodes_of(tree) if n.shape is not None}
-        assert {
-            "a/0": ("bfloat16", (2, 3)),
-            "a/1/0": ("datetime64[s]", (4,)),
-            "e": ("float32", (0, 3)),
-            "p/xy/0": ("int64", ()),
-            "r": ("[('i', '<i2'), ('f', '<f8')]", (1,)),
-        } == shapes
+        assert describe(inspector.metadata(slot), slot.payload_bytes) == {
+            "a": [Leaf("tensor", "bfloat16", (2, 3), 12), (Leaf("array", "datetime64[s]", (4,), 32), 1 << 70)],
+            "e": Leaf("tensor", "float32", (0, 3), 0),
+            "p": Named("test.Point", {"xy": [Leaf("tensor", "int64", (), 8)]}),
+            "r": Leaf("array", "[('i', '<i2'), ('f', '<f8')]", (1,), 10),
+            (1, "x"): None,
+        }
 
 
 def test_forged_metadata_is_a_typed_error_and_never_a_crash() -> None:
@@ -360,8 +354,9 @@ def test_forged_metadata_is_a_typed_error_and_never_a_crash() -> None:
         for at in generator.integers(0, len(meta), 1 + generator.integers(3)):
             forged[at] = generator.integers(256)
         try:
-            for node in nodes_of(parse_tree(bytes(forged), 64)):
-                assert node.nbytes == 0 or node.offset is None or node.offset + node.nbytes <= 64
+            described = describe(bytes(forged), 64)
+            parts = described.values() if isinstance(described, dict) else []
+            assert sum(part.nbytes for part in parts if isinstance(part, Leaf)) <= 64
             trees += 1
         except CorruptStoreError:
             errors += 1

@@ -1,14 +1,14 @@
 """`shmstore dump`: shows everything in one store, and who holds it."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.common import (
@@ -34,12 +34,13 @@ from shmstore.cli.commands.tables import (
     writers_table,
 )
 from shmstore.errors import listed
+from shmstore.errors import shown as short
 from shmstore.files import of_other_namespaces
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import LeaseInfo, SlotInfo, StoreFacts, StoreSnapshot
-from shmstore.inspect.tree import TreeNode, parse_tree
 from shmstore.inspect.verify import damage
 from shmstore.places import place_of
+from shmstore.serde.decode import Leaf, Named, describe
 from shmstore.store.stats import MORE_HITS
 
 _ROWS = 20
@@ -239,34 +240,37 @@ def draw_snapshot(
     _draw_leases(console, snapshot.leases, everything, len(snapshot.facts.writers) > 1)
 
 
-def _draw_node(tree: Tree, node: TreeNode) -> None:
-    label = Text("" if node.path == "." else shown(node.path.rpartition("/")[2]) + ": ", style="bold")
-    if node.shape is not None:
-        label.append(f"{node.kind} {shown(node.text)} {tuple(node.shape)}", style="cyan")
-        label.append(f"  {size(node.nbytes)}", style="dim")
-        if node.path != ".":
-            label.append(f"  {shown(node.path)}", style="dim")
-    elif node.kind == "value":
-        label.append(node.text, style="green")
+def _parts(value: Any, path: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the leaves, values and registered types in a stored value, each with its path; "." is the root."""
+    part = {"path": path or ".", "kind": "value", "text": "", "shape": None, "nbytes": 0}
+    if isinstance(value, Leaf):
+        yield part | {"kind": value.kind, "text": value.dtype, "shape": value.shape, "nbytes": value.nbytes}
+    elif isinstance(value, Named):
+        yield part | {"kind": value.name}
+        yield from _parts(value.tree, path)
+    elif isinstance(value, (dict, list, tuple)) and value:
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            step = key if isinstance(key, str) else short(key)
+            yield from _parts(inner, f"{path}/{step}" if path else step)
     else:
-        label.append(f"{shown(node.kind)} of {len(node.children)}", style="magenta")
-    branch = tree.add(label)
-    for child in node.children:
-        _draw_node(branch, child)
+        yield part | {"text": short(value)}
 
 
-def _one_object(console: Console, slot: SlotInfo, tree: TreeNode, several: bool) -> None:
+def _one_object(console: Console, slot: SlotInfo, parts: Sequence[dict[str, Any]], several: bool) -> None:
     arena = f"writer {slot.writer}, " if several else ""
     place = f"{arena}slot {slot.slot}, offset {slot.offset}"
     console.print(f"[bold]object {slot.object_id}[/]  {escape(_title(slot))}, {place}")
     crc = "none" if slot.crc is None else f"{slot.crc:08x}"
     stored = "" if slot.stored_at is None else f", stored {when(slot.stored_at)}"
-    parts = f"payload {size(slot.payload_bytes)}, metadata {slot.meta_len} B, extra {slot.extra_len} B"
-    console.print(f"  {_flags(slot)}; {parts}, checksum {crc}{stored}")
+    sizes = f"payload {size(slot.payload_bytes)}, metadata {slot.meta_len} B, extra {slot.extra_len} B"
+    console.print(f"  {_flags(slot)}; {sizes}, checksum {crc}{stored}")
     console.print(f"  pinned by {_ranks(slot.pinned_by)}; leased to {_lessees(slot)}")
-    root = Tree("", hide_root=True)
-    _draw_node(root, tree)
-    console.print(root)
+    for part in parts:
+        line = Text(f"  {shown(part['path'])}: ", style="bold")
+        what = part["text"] if part["kind"] == "value" else f"{part['kind']} {part['text']}".strip()
+        line.append(shown(what if part["shape"] is None else f"{what} {part['shape']}"), style="cyan")
+        line.append("" if part["shape"] is None else f"  {size(part['nbytes'])}", style="dim")
+        console.print(line)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -281,11 +285,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, console: Console) -> None:
     slot = inspector.find(key=arguments.key, object_id=arguments.object, namespace=arguments.namespace)
-    tree = parse_tree(inspector.metadata(slot), slot.payload_bytes)
+    parts = list(_parts(describe(inspector.metadata(slot), slot.payload_bytes)))
     if arguments.json:
-        print_json({"ok": True, "object": slot, "tree": tree})
+        print_json({"ok": True, "object": slot, "tree": parts})
     else:
-        _one_object(console, slot, tree, len(inspector.facts().writers) > 1)
+        _one_object(console, slot, parts, len(inspector.facts().writers) > 1)
 
 
 def _run(arguments: argparse.Namespace) -> int:
