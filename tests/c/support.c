@@ -36,6 +36,21 @@ int store_names_left(void) {
     return left;
 }
 
+#ifdef SHMS_COVERAGE
+void __gcov_dump(void);
+void __real__exit(int status);
+int __real_kill(pid_t pid, int signal);
+void __wrap__exit(int status) {
+    __gcov_dump();
+    __real__exit(status);
+}
+int __wrap_kill(pid_t pid, int signal) {
+    if (pid == getpid() && signal == SIGKILL)
+        __gcov_dump();
+    return __real_kill(pid, signal);
+}
+#endif
+
 static void clean(void) { store_names_left(); }
 
 const char *store_name(const char *what) {

@@ -1,0 +1,206 @@
+"""Change lines of the C core, one at a time, and see what notices: python -m tests.mutants [--count N | --orders].
+
+A comparison or a condition is turned round, a number is changed, a statement is left out. The tests of C that run the
+line see each mutant, the fastest first. What they do not notice is printed: a line that no test needs, or a change that
+changes nothing. Lines that no test runs are not changed: `make -C tests/c coverage`, which this needs, lists them.
+
+With --simulate, the simulator gets each mutant of the store, too. With --orders, it alone gets each memory order of the
+store made weaker. What it does not notice is for load order, for what it does not do, or stronger than it must be.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.c.coverage import ran
+from tests.simulate.__main__ import FLAGS, build, compiled
+
+ROOT = Path(__file__).resolve().parent.parent
+CHANGES = [
+    (r" == ", " != "),
+    (r" != ", " == "),
+    (r" < ", " <= "),
+    (r" < ", " >= "),
+    (r" > ", " >= "),
+    (r" > ", " <= "),
+    (r" >= ", " > "),
+    (r" <= ", " < "),
+    (r" && ", " || "),
+    (r" \|\| ", " && "),
+    (r" \+ ", " - "),
+    (r" - ", " + "),
+    (r" \+ 1\b", ""),
+    (r" - 1\b", ""),
+    (r"\+\+", "--"),
+    (r" \+= ", " -= "),
+    (r"\btrue\b", "false"),
+    (r"\bfalse\b", "true"),
+    (r"= 0;", "= 1;"),
+    (r"\breturn 0;", "return 1;"),
+    (r"\breturn SHMS_E\w+;", "return SHMS_OK;"),
+    (r"\b(if|while) \((.*)\)( \{)?$", r"\1 (!(\2))\3"),
+    (r"\bif \((?!0)", "if (0 && "),
+    (r"\bif \((?!1)", "if (1 || "),
+    (r"^(\s+)\w+\(.*\);$", r"\1;"),  # a call
+    (r"^(\s+)[\w>.\[\]*-]+ [-+|&]?= .*;$", r"\1;"),  # an assignment
+]
+ORDERS = [
+    (r"memory_order_seq_cst", "memory_order_release"),
+    (r"memory_order_(seq_cst|release)", "memory_order_relaxed"),
+]
+WEAK = "2"
+"""The mode of weak.h that orders are for."""
+NO_CODE = re.compile(r"SHMS_STEP|SHMS_LOOK|^\s*\*|^\S|\bfor \(|_Static_assert")
+"""Lines that are left as they are. What a `for` counts is changed in its body."""
+
+Change = tuple[Path, int, str]
+
+
+def changes(files: list[Path], patterns: list[tuple[str, str]]) -> list[Change]:
+    """Return every change of one line: file, number of the line, and what stands there instead."""
+    found = set()
+    for path in files:
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+            code = line.partition("/*")[0].rstrip()
+            if NO_CODE.search(code):
+                continue
+            for pattern, instead in patterns:
+                for match in re.finditer(pattern, code):
+                    changed = code[: match.start()] + match.expand(instead) + code[match.end() :]
+                    found.add((path, number, changed))
+    return sorted(found)
+
+
+class Tree:
+    """A copy of what the tests are made from, one line of which is changed at a time."""
+
+    def __init__(self, root: Path) -> None:
+        """Copy, and build the tests with the core as a library beside them: a mutant replaces that."""
+        self.root = root
+        for part in ("csrc", "tests/c", "tests/simulate"):
+            shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("build"))
+        self.sources = sorted((root / "csrc").glob("*/*.c"))
+        self.times: dict[str, float] = {}
+
+    def build_tests(self, longest: float) -> None:
+        self.compile(self.sources)
+        self.link()
+        for source in sorted((self.root / "tests/c").glob("test_*.c")):
+            made = self.root / source.stem
+            core = ["-L", self.root, "-lcore", f"-Wl,-rpath,{self.root}"]
+            include = f"-I{self.root / 'csrc'}"
+            compiled(*FLAGS, include, "-o", made, source, source.parent / "support.c", *core, "-lrt", "-ldl")
+            start = time.monotonic()
+            how = self.fails(source.stem, longest)
+            if how == "hangs":
+                print(f"{source.stem} takes more than {longest:.0f} s, and is left out", flush=True)
+            elif how:
+                raise SystemExit(f"{source.name}, with nothing changed: {how}")
+            else:
+                self.times[source.stem] = time.monotonic() - start
+
+    def compile(self, sources: list[Path]) -> None:
+        for source in sources:
+            compiled(*FLAGS, "-g0", "-fPIC", f"-I{self.root / 'csrc'}", "-c", "-o", source.with_suffix(".o"), source)
+
+    def link(self) -> None:
+        objects = [source.with_suffix(".o") for source in self.sources]
+        compiled("-shared", "-pthread", "-o", self.root / "libcore.so", *objects)
+
+    @contextlib.contextmanager
+    def changed(self, path: Path, number: int, line: str) -> Iterator[None]:
+        original = (self.root / path).read_text()
+        lines = original.splitlines()
+        lines[number - 1] = line
+        (self.root / path).write_text("\n".join([*lines, ""]))
+        stale = [self.root / path] if path.suffix == ".c" else self.sources
+        built = {source: source.with_suffix(".o").read_bytes() for source in stale if self.times}
+        try:
+            if built:
+                self.compile(stale)
+                self.link()
+            yield
+        finally:
+            (self.root / path).write_text(original)
+            for source, code in built.items():
+                source.with_suffix(".o").write_bytes(code)
+
+    def fails(self, test: str, timeout: float, *arguments: object) -> str:
+        """Return how a program of this tree fails, or nothing."""
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = [str(self.root / test), *map(str, arguments)]
+        process = subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
+        try:
+            return f"status {status}" if (status := process.wait(timeout)) else ""
+        except subprocess.TimeoutExpired:
+            return "hangs"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for left in Path("/dev/shm").glob("shms-test-*"):  # of processes that were killed
+                if not Path("/proc", left.name.split("-")[-2]).exists():
+                    left.unlink(missing_ok=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--files", default="*/*.[ch]", help="of csrc")
+    parser.add_argument("--simulate", type=float, default=0, help="seconds")
+    parser.add_argument("--longest", type=float, default=1000, help="seconds that a test may take to be run at all")
+    parser.add_argument("--orders", action="store_true")
+    chosen = parser.parse_args()
+    files = [path.relative_to(ROOT) for path in (ROOT / "csrc").glob(chosen.files)]
+    found = changes(files, ORDERS if chosen.orders else CHANGES)
+    tests: dict[tuple[str, int], list[str]] = defaultdict(list)
+    if not chosen.orders:
+        for test, lines in ran().items():
+            for at in lines:
+                tests[at].append(test)
+        found = [change for change in found if (str(change[0]), change[1]) in tests]
+        random.Random(chosen.seed).shuffle(found)
+        found = found[: chosen.count]
+    seconds = chosen.simulate or (60 if chosen.orders else 0)
+    noticed: Counter[tuple[Path, str]] = Counter()
+    by: dict[str, Counter[str]] = defaultdict(Counter)
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(Path(folder))
+        if not chosen.orders:
+            tree.build_tests(chosen.longest)
+        for path, number, line in found:
+            notices = []
+            try:
+                with tree.changed(path, number, line):
+                    able = [test for test in tests[str(path), number] if test in tree.times]
+                    able.sort(key=lambda test: (-noticed[path, test], tree.times[test]))
+                    first = next((test for test in able if tree.fails(test, 10 + 5 * tree.times[test])), None)
+                    if first:
+                        noticed[path, first] += 1
+                        notices.append(first)
+                    if seconds and path.parts[1] == "store":
+                        program = build(tree.root).relative_to(tree.root)
+                        how = tree.fails(str(program), seconds, chosen.seed, 10**9, *[WEAK] * chosen.orders)
+                        notices += ["simulator"] if how != "hangs" else []
+            except subprocess.CalledProcessError:
+                notices = ["compiler"]
+            by[str(path.parent)]["+".join("tests" if n.startswith("test_") else n for n in notices) or "nothing"] += 1
+            was = (tree.root / path).read_text().splitlines()[number - 1].strip()
+            print(f"{', '.join(notices) or 'NOTHING'}: {path}:{number}: {was}  ->  {line.strip()}", flush=True)
+    for part, count in sorted(by.items()):
+        print(f"{part}: {dict(count)}")
+
+
+if __name__ == "__main__":
+    main()
