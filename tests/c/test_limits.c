@@ -1,30 +1,15 @@
 /*
  * test_limits.c - what runs out, and what is as large as it may be.
  *
- * The functions of libc below stand in the place of the real ones, which they call. One of them may fail, as it does
- * where a limit is reached: descriptors, address space, memory, bytes of a file system, locks.
+ * The functions of libc below, and those of failing.h, fail where a limit is reached: descriptors, address space,
+ * memory, bytes of a file system, locks.
  */
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/stat.h>
 
+#include "failing.h"
 #include "support.h"
-
-static int64_t until_failure = -1; /* how many calls succeed first; -1: all */
-static int failed;
-
-static bool fails(int why) {
-    if (until_failure < 0 || until_failure-- > 0)
-        return false;
-    failed++;
-    errno = why;
-    return true;
-}
-#define REAL(name, type, ...)                                                                                          \
-    static type (*real)(__VA_ARGS__);                                                                                  \
-    if (!real)                                                                                                         \
-    *(void **)&real = dlsym(RTLD_NEXT, #name)
 
 int open(const char *path, int flags, ...) {
     va_list more;
@@ -66,17 +51,18 @@ ssize_t getrandom(void *out, size_t size, unsigned flags) {
     REAL(getrandom, ssize_t, void *, size_t, unsigned);
     return fails(ENOSYS) ? -1 : real(out, size, flags);
 }
-#ifndef __SANITIZE_ADDRESS__ /* which has its own */
-void *malloc(size_t size) {
-    REAL(malloc, void *, size_t);
-    return fails(ENOMEM) ? NULL : real(size);
+ssize_t pread(int fd, void *out, size_t size, off_t at) {
+    REAL(pread, ssize_t, int, void *, size_t, off_t);
+    return fails(EIO) ? -1 : real(fd, out, size, at);
 }
-void *realloc(void *old, size_t size) {
-    REAL(realloc, void *, void *, size_t);
-    return fails(ENOMEM) ? NULL : real(old, size);
+ssize_t pwrite(int fd, const void *in, size_t size, off_t at) {
+    REAL(pwrite, ssize_t, int, const void *, size_t, off_t);
+    return fails(ENOSPC) ? -1 : real(fd, in, size, at);
 }
-#endif
-
+int fchmod(int fd, mode_t mode) {
+    REAL(fchmod, int, int, mode_t);
+    return fails(EPERM) ? -1 : real(fd, mode);
+}
 /* ---- each call of the system, in each call of ours ---- */
 
 static const char *name;
