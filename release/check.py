@@ -125,11 +125,29 @@ def tests_alone(sdist: Path, folder: Path) -> Path:
 
 
 def try_sdist(sdist: Path, folder: Path) -> None:
-    """Let pip build the sdist, with a compiler, in an environment that has only what it asks for."""
+    """Let pip build the sdist, with a compiler, in an environment that has only what it asks for.
+
+    It has each module of the checkout, and what a program in C needs.
+    """
     run(sys.executable, "-m", "venv", folder)
     python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PINS, sdist, folder=folder)
     run(python, readme_program(folder), folder=folder)
+    (installed,) = folder.glob("lib/python3.*/site-packages/shmstore")
+    missing = modules(ROOT / "shmstore") - modules(installed)
+    assert not missing, f"what pip has built lacks {missing}"
+    flags = run(python, "-m", "shmstore.config", "--cflags", "--libs", folder=folder).split()
+    run("cc", ROOT / "examples" / "c" / "producer.c", *flags, "-o", folder / "producer")
+    name = f"shmstore-check-{os.getpid()}"
+    try:
+        run(folder / "producer", name)
+    finally:
+        Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def modules(package: Path) -> set[Path]:
+    """Return the modules of a package, and what else Python has there."""
+    return {path.relative_to(package) for path in package.rglob("*.py*") if path.suffix != ".pyc"}
 
 
 def try_vllm(wheel: Path, sdist: Path, vllm: Path, folder: Path) -> None:

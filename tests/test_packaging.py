@@ -1,4 +1,4 @@
-"""What a release consists of: the sdist builds the wheel, and the wheel works without the checkout."""
+"""What a release consists of. `make test-dist` tries the artefacts themselves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
-import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -23,13 +20,6 @@ pytestmark = pytest.mark.checkout
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = ("__pycache__", "*.egg-info", "*.so", "_shmstore.c", "include", "lib", "build", "dist", "site")
 BUILD_SDIST = "import setuptools.build_meta as build; build.build_sdist('../dist')"
-PROGRAM = """
-import shmstore, shmstore.bindings._shmstore as extension
-with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
-    with shmstore.ObjectStoreReader.attach(writer.handle) as reader:
-        assert b"a value" == reader.get(writer.put("a key", b"a value"))
-print(shmstore.__file__, extension.__file__, sep="\\n")
-"""
 
 
 def run(*command: str | Path, folder: Path) -> str:
@@ -39,46 +29,6 @@ def run(*command: str | Path, folder: Path) -> str:
     )
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout
-
-
-def sources(package: Path) -> set[Path]:
-    return {path.relative_to(package) for path in package.rglob("*.py*") if path.suffix != ".pyc"}
-
-
-def test_the_sdist_builds_a_wheel_that_works_where_there_is_no_checkout(tmp_path: Path, name: str) -> None:
-    """This is what `pip install` of an sdist does; the extension, which takes most of the time, is compiled once."""
-    clone, environment, elsewhere = (tmp_path / name for name in ("clone", "environment", "elsewhere"))
-    shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", *BUILT))
-    run(sys.executable, "-c", BUILD_SDIST, folder=clone)
-    shutil.rmtree(clone)
-
-    venv.create(environment)
-    python = environment / "bin" / "python"
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
-    # The dependencies and pip are those that run this test. Python ignores path files in a folder that a path file
-    # names, so an editable installation of the checkout is not seen.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    elsewhere.mkdir()
-    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
-    offline = ("--no-deps", "--no-index")
-    (sdist,) = (tmp_path / "dist").iterdir()
-    run(*pip, "wheel", *offline, "--no-build-isolation", sdist, folder=elsewhere)
-    (wheel,) = elsewhere.iterdir()
-    assert re.fullmatch(r"shmstore-[\d.]+-cp311-abi3-linux_\w+\.whl", wheel.name)
-    with zipfile.ZipFile(wheel) as files:
-        folders = {name.split("/")[0] for name in files.namelist()}
-    assert {"shmstore", wheel.name.split("-cp")[0] + ".dist-info"} == folders
-    run(*pip, "install", *offline, "--ignore-installed", wheel, folder=elsewhere)
-
-    installed = packages / "shmstore"
-    package, extension = map(Path, run(python, "-I", "-c", PROGRAM, folder=elsewhere).splitlines())
-    assert (installed, installed / "bindings") == (package.parent, extension.parent)
-    assert sources(ROOT / "shmstore") == sources(installed)
-
-    flags = run(python, "-I", "-m", "shmstore.config", "--cflags", "--libs", folder=elsewhere).split()
-    assert f"-L{installed / 'lib'}" in flags
-    run("cc", ROOT / "examples" / "c" / "producer.c", *flags, "-o", "producer", folder=elsewhere)
-    run(elsewhere / "producer", name, folder=elsewhere)
 
 
 @pytest.mark.skipif(
