@@ -281,19 +281,6 @@ def test_a_second_sigterm_during_the_cleanup_leaves_no_process_either(monkeypatc
 
 
 @needs_extra
-def test_the_command_sends_the_shipped_photographs_through_the_real_processor() -> None:
-    command = [sys.executable, "-m", "examples.demo", "--json", *["--mode", "shm", "--workers", "1", "--rounds", "1"]]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert 0 == done.returncode, done.stderr
-    photographs = len(shipped_photographs())
-    assert [f"shm: {stage} {photographs}" for stage in ("processing", "sending")] == done.stderr.splitlines()
-    report = json.loads(done.stdout)
-    assert (True, photographs) == (report["ok"], report["distinct_items"])
-    (mode,) = report["modes"].values()
-    assert (photographs, 0, photographs) == (mode["checked"], mode["mismatches"], mode["processed"])
-
-
-@needs_extra
 def test_the_processor_is_qwen2_vls_and_its_items_are_named_by_content() -> None:
     (photograph,) = [path for path in shipped_photographs() if path.name == "china.jpg"]
     (picture,) = PhotographSource((photograph,))
