@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
+# Hundreds of tests start a Python, which compiles what it imports once, or each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate storm survival bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
