@@ -23,8 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="it needs a checkout, and an installed package is tested"))
 
 
-def pytest_collection_finish() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_is_no_garbage() -> None:
     """Keep what is loaded by now, torch above all, out of the many collections of garbage that tests make."""
+    gc.collect()
     gc.freeze()
 
 
