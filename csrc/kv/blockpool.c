@@ -434,10 +434,9 @@ const uint8_t *shms_blockpool_log_take(shms_blockpool *pool, int64_t *n) {
 
 static int queue_valid(const shms_blockpool *pool) {
     int32_t n = 0, before = 0, id = next_of(pool, 0);
-    for (; id; before = id, id = next_of(pool, id)) {
-        if (outside(pool, id) || prev_of(pool, id) != before || pool->blocks[id].ref || ++n > pool->n_blocks)
+    for (; id; before = id, id = next_of(pool, id), n++) /* ends: a block has one predecessor, so none comes twice */
+        if (outside(pool, id) || prev_of(pool, id) != before || pool->blocks[id].ref)
             return SHMS_KV_ECORRUPT;
-    }
     return prev_of(pool, 0) == before && n == pool->n_free ? 0 : SHMS_KV_ECORRUPT;
 }
 
@@ -450,9 +449,10 @@ static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_in_ring
     do {
         const shms_pool_block *b = pool->blocks + id;
         if (!b->width || !has_key(b, first->hash, first->width, first->group) || (n && b->first) ||
-            outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id || ++n > pool->n_blocks)
+            outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id)
             return SHMS_KV_ECORRUPT;
         id = b->key_next;
+        n++;
     } while (id != pool->slots[s].id);
     *n_in_rings += n;
     return 0;

@@ -152,8 +152,8 @@ int shms_kinds_valid(const shms_kinds *k, uint32_t n_slots) {
             (kind && objects[kind] && !shms_kind_named(t)) || l->count != (listed ? objects[kind] : 0))
             return SHMS_ECORRUPT;
         uint32_t before = SHMS_NONE, n = 0;
-        for (uint32_t s = l->first; s != SHMS_NONE; before = s, s = k->next[s])
-            if (s >= n_slots || ++n > l->count || k->prev[s] != before || kind_of(k, s) != kind ||
+        for (uint32_t s = l->first; s != SHMS_NONE; before = s, s = k->next[s], n++)
+            if (s >= n_slots || k->prev[s] != before || kind_of(k, s) != kind ||
                 shms_get(&k->slots[s].state) == SHMS_FREE)
                 return SHMS_ECORRUPT;
         if (n != l->count || before != l->last)

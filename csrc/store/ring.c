@@ -316,10 +316,10 @@ int shms_ring_valid(const shms_ring *r, uint32_t n_slots) {
     uint32_t count = 0, before = SHMS_NONE, z = 0;
     uint64_t end = 0;
     for (uint32_t s = r->first; s != SHMS_NONE; before = s, s = r->next[s]) {
-        if (s >= n_slots || ++count > r->count || r->prev[s] != before ||
-            !shms_slot_bounded(&r->slots[s], r->capacity) || shms_get(&r->slots[s].state) == SHMS_FREE ||
-            shms_ring_start(r, s) < end)
+        if (s >= n_slots || r->prev[s] != before || !shms_slot_bounded(&r->slots[s], r->capacity) ||
+            shms_get(&r->slots[s].state) == SHMS_FREE || shms_ring_start(r, s) < end)
             return SHMS_ECORRUPT;
+        count++;
         end = shms_ring_end(r, s);
         for (; z < r->n_zones && shms_zone_start(r, z) < end; z++)
             if (r->zones[z].first != (shms_ring_start(r, s) < shms_zone_start(r, z + 1) ? s : SHMS_NONE))

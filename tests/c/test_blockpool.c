@@ -221,6 +221,20 @@ TEST(the_checker_finds_each_broken_invariant) {
     BREAKS(pool->blocks[4].width, 32);
     BREAKS(pool->blocks[2].key_next, 3);
     BREAKS(pool->n_keys, 2);
+    BREAKS(pool->blocks[1].ref, -1);
+    BREAKS(pool->blocks[0].width, 1);
+    BREAKS(pool->blocks[2].first, 0);
+    BREAKS(pool->blocks[2].tag, 0);
+    BREAKS(pool->blocks[2].key_next, 99);
+    uint32_t s = 0;
+    while (!pool->slots[s].id)
+        s++;
+    BREAKS(pool->slots[s].id, 99);
+    BREAKS(pool->slots[s].tag, 0);
+    CHECK(shms_blockpool_key(pool, ids + 3, 1, hashes, 0, 1, 0) == 0); /* the same key as the first */
+    BREAKS(pool->blocks[ids[3]].first, 1);
+    BREAKS(pool->blocks[ids[3]].width, 31);
+    BREAKS(pool->blocks[ids[3]].hash[0], 9);
     CHECK(shms_blockpool_valid(pool) == 0);
     shms_blockpool_free(pool);
     shms_hashlist_free(hashes);

@@ -1,0 +1,82 @@
+/* test_checker.c - shms_writer_valid finds each bit of the books that is not as it was. */
+#include "fixture.h"
+
+static bool flips_are_found(void *at, size_t size, const char *what) {
+    uint8_t *bytes = at;
+    for (size_t i = 0; i < size * 8; i++) {
+        bytes[i / 8] ^= (uint8_t)(1 << i % 8);
+        int rc = shms_writer_valid(w);
+        bytes[i / 8] ^= (uint8_t)(1 << i % 8);
+        if (rc != SHMS_ECORRUPT) {
+            fprintf(stderr, "bit %zu of %s\n", i, what);
+            return false;
+        }
+    }
+    return true;
+}
+#define FOUND(field) CHECK(flips_are_found((void *)&(field), sizeof(field), #field))
+
+/* Objects of two kinds, with and without leases, and a free slot between them. */
+TEST(each_bit_of_the_books_counts) {
+    enum { OBJECTS = 6, GONE = 2 };
+    open_store("checker", (shms_options){.capacity = 1 << 20, .n_readers = 1, .max_objects = 8}, 1);
+    int kind = shms_writer_kind(w, "kind", 4);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, (uint32_t)kind, 1 << 19));
+    for (uint64_t k = 0; k < OBJECTS; k++) {
+        shms_ticket t;
+        const char *key = key_of("", k);
+        CHECK_EQ(SHMS_OK, verb_begin_of(w, key, 1, NULL, 0, 30000 * k, k % 2 ? (uint32_t)kind : 0, k < 4, &t, NULL));
+        CHECK_EQ(SHMS_OK, verb_commit(w, &t, k < 4 ? ref : NULL));
+    }
+    CHECK_EQ(SHMS_OK, verb_hit(w, "1", 1, ref)); /* two leases on one object */
+    for (uint64_t k = 0; k < OBJECTS; k += 4)
+        CHECK_EQ(1, shms_writer_delete(w, key_of("", k), 1));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_ring *r = &w->ring;
+    shms_leases *l = &w->leases;
+    shms_writer_table *t = w->seg.writer;
+    FOUND(r->first);
+    FOUND(r->last);
+    FOUND(r->count);
+    uint64_t *hand = &r->areas[SHMS_LARGE].hand, was = *hand;
+    for (int wrong = 0; wrong < 2; wrong++) {
+        *hand = wrong ? r->capacity + SHMS_ALIGN : shms_ring_start(r, r->last) + SHMS_ALIGN; /* inside of an object */
+        CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    }
+    *hand = was;
+    FOUND(r->areas[SHMS_LARGE].hand_next);
+    for (uint32_t z = 0; z < r->n_zones; z++)
+        FOUND(r->zones[z].first);
+    for (uint32_t s = r->first; s != SHMS_NONE; s = r->next[s]) {
+        FOUND(r->next[s]);
+        FOUND(r->prev[s]);
+        FOUND(w->seg.slots[s].state);
+        FOUND(w->seg.slots[s].id);
+    }
+    for (uint32_t k = 0; k <= (uint32_t)kind; k++) {
+        FOUND(w->kinds.lists[k]);
+        FOUND(w->kinds.table[k].bytes);
+        FOUND(w->kinds.table[k].objects);
+    }
+    for (uint32_t s = w->kinds.lists[kind].first; s != SHMS_NONE; s = w->kinds.next[s]) {
+        FOUND(w->kinds.next[s]);
+        FOUND(w->kinds.prev[s]);
+    }
+    for (uint32_t e = 0; e < l->n_entries; e++)
+        if (l->table[e].number) {
+            FOUND(l->table[e].id);
+            FOUND(l->slot[e]);
+            FOUND(l->next[e]);
+        }
+    FOUND(l->n_free);
+    FOUND(w->n_free_slots);
+    FOUND(w->unfinished);
+    FOUND(w->leased);
+    FOUND(w->index.count);
+    FOUND(t->objects);
+    FOUND(t->used_bytes);
+    FOUND(t->open_leases);
+    FOUND(t->published);
+    FOUND(t->next_lease);
+    end();
+}
