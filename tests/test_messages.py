@@ -12,7 +12,6 @@ from shmstore import (
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStoreReader,
-    ObjectStoreWriter,
     RankInUseError,
     StaleRefError,
     StoreClosedError,
@@ -147,23 +146,6 @@ def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
         kept = f"{writer.stats().used_bytes} bytes protected, held by the writer or in unfinished puts"
         with raises(StoreFullError, names=[kept]):
             writer.put("b", torch.zeros(2000))
-
-
-def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=2)
-
-    def refused(error: type[Exception], names: tuple[str, ...], call: Any) -> None:
-        with raises(error, names) as caught:
-            call()
-        assert type(caught.value) is error
-
-    refused(TypeError, ("['abc']",), lambda: writer.protect("abc").__enter__())
-    for call in (writer.get_cached, writer.is_cached, writer.touch, writer.delete, lambda key: writer.put(key, 1)):
-        refused(ValueError, ("key", "surrogates", "position 1"), lambda: call("a\ud800"))  # noqa: B023
-    path = f"/dev/shm/{writer.name}"
-    for opening in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-        refused(ValueError, (r"'a\ud800'",), lambda: opening("a\ud800"))  # noqa: B023
-        refused(ValueError, (f"'{path}'",), lambda: opening(path))  # noqa: B023
 
 
 @pytest.mark.parametrize(

@@ -70,16 +70,6 @@ def test_the_sender_keeps_no_item_alive() -> None:
     assert alive() is None
 
 
-def test_receiver_hit_gives_the_stored_item_and_a_payload_replaces_it() -> None:
-    _, receiver = pair()
-    first, second = item(3), item(3, fill=2)
-    assert receiver.get_and_update_item(first, "a") is first
-    assert receiver.get_and_update_item(None, "a") is first
-    assert receiver.get_and_update_item(second, "a") is second
-    assert receiver.get_and_update_item(None, "a") is second
-    assert 3 == receiver.nbytes
-
-
 def test_mirrored_sides_store_both() -> None:
     p0, p1 = (MirroredProcessingCache(config(6)) for _ in range(2))
     a = item(3)
@@ -160,13 +150,6 @@ def test_six_bytes_what_is_asked_for_again_is_kept_and_the_other_goes() -> None:
     assert ("D", "E", "A", "C") == receiver.order
     assert [True, False] == sender.is_cached(["A", "B"])
     assert CacheInfo(2, 7) == sender.make_stats()
-
-
-def test_six_bytes_processor_only() -> None:
-    cache = MultiModalProcessorOnlyCache(config(6))
-    cache.get_and_update([(item(2), [])] * 3, list("ABC"))
-    cache.get_and_update([(item(1), []), (item(1), []), None, None], list("DEAC"))
-    assert (("D", "E", "A", "C"), CacheInfo(2, 7)) == (cache.order, cache.make_stats())
 
 
 # --- within a batch ------------------------------------------------------------------------------------------------
@@ -260,32 +243,6 @@ def test_an_item_whose_updates_are_gone_is_sent_again_and_both_sides_stay_in_ste
 
 
 # --- healing -------------------------------------------------------------------------------------------------------
-
-
-def retry(
-    sender: MultiModalProcessorSenderCache, receiver: MultiModalReceiverCache, sizes: dict[str, int], limit: int
-) -> tuple[int, list[Any]]:
-    for attempt in range(limit):
-        try:
-            return attempt, [feature.data for feature in request(sender, receiver, sizes)]
-        except CacheMissError as miss:
-            sender.invalidate(miss.mm_hashes)
-    raise AssertionError(f"not healed by {limit} attempts")
-
-
-def test_what_came_with_a_rejected_request_is_sent_again_too() -> None:
-    sender, receiver = pair(20)
-    sender.get_and_update([(item(2), [])], ["A"])  # dropped on the way
-    attempt, out = retry(sender, receiver, {"A": 2, "B": 3, "C": 4}, 2)
-    assert (1, [item(2), item(3), item(4)]) == (attempt, out)
-
-
-def test_a_batch_that_pushes_out_what_it_counts_on_heals_too() -> None:
-    sender, receiver = pair(6)
-    sender.get_and_update([(item(3), [])], ["A"])  # dropped on the way
-    attempt, out = retry(sender, receiver, {"B": 5, "A": 3}, 3)
-    assert [item(5), item(3)] == out
-    assert 1 == attempt
 
 
 def test_invalidate_takes_back_what_was_sent_with_and_after_the_missing_item() -> None:

@@ -40,66 +40,6 @@ def asked(cache: Any, r: Request, i: int) -> bool:
     return fits
 
 
-def test_the_worked_example() -> None:
-    cache = EncoderCacheManager(10)
-    one, two = req("1", ("A", 4)), req("2", ("A", 4), ("B", 8))
-    assert cache.check_and_update_cache(one, 0) is False
-    cache.allocate(one, 0)
-    assert 6 == cache.num_free_slots
-    assert cache.check_and_update_cache(two, 0) is True
-    cache.free_encoder_input(one, 0)
-    cache.free_encoder_input(two, 0)
-    assert (10, 6) == (cache.num_freeable_slots, cache.num_free_slots)
-    before = state(cache)
-    assert cache.can_allocate(two, 1, UNLIMITED, 0) is True
-    assert before == state(cache)
-    cache.allocate(two, 1)
-    assert (["A"], 2) == (cache.get_freed_mm_hashes(), cache.num_free_slots)
-    cache.free(two)
-    cache.allocate(one, 0)
-    cache.free(one)
-    cache.allocate(two, 1)  # A is evicted once more, and B is not evicted any more
-    assert ["A"] == cache.get_freed_mm_hashes()
-
-
-def test_eviction_takes_the_oldest_and_no_more_than_needed() -> None:
-    cache = EncoderCacheManager(10)
-    a, b, c = (req(name, (name, 3)) for name in "ABC")
-    for r in (a, b, c):
-        cache.allocate(r, 0)
-    for r in (b, a, c):
-        cache.free(r)
-    assert cache.check_and_update_cache(a, 0) is True
-    cache.free(a)
-    assert ["B", "C", "A"] == list(cache.freeable)
-    cache.allocate(req("n", ("N", 4)), 0)
-    assert (["B"], ["C", "A"], 0) == (cache.get_freed_mm_hashes(), list(cache.freeable), cache.num_free_slots)
-
-
-def test_encoder_decoder_hands_a_hash_out_with_the_second_call_after() -> None:
-    cache = EncoderDecoderCacheManager(10)
-    one, two = req("1", ("A", 4)), req("2", ("A", 4))
-    cache.allocate(one, 0)
-    assert [] == cache.get_freed_mm_hashes()
-    cache.allocate(two, 0)
-    assert [["A"], ["A"], []] == [cache.get_freed_mm_hashes() for _ in range(3)]
-
-
-def test_a_later_hit_voids_can_allocate_and_not_reserve() -> None:
-    r, gone = req("r", ("A", 6), ("B", 6)), req("gone", ("B", 6))
-    for asks in ("can_allocate", "reserve"):
-        cache = EncoderCacheManager(10)
-        cache.allocate(gone, 0)
-        cache.free(gone)
-        assert getattr(cache, asks)(r, 0, UNLIMITED, 0) is True
-        assert (asks == "can_allocate") is cache.check_and_update_cache(r, 1)
-        if asks == "can_allocate":
-            with pytest.raises(StoreFullError):
-                cache.allocate(r, 0)
-        else:
-            cache.allocate(r, 0)
-
-
 def test_a_size_is_what_the_mask_selects_or_the_length_per_request() -> None:
     place = types.SimpleNamespace(offset=0, length=6, get_num_embeds=lambda: 2)
     masked = [Feature("A", Place(0, 6, (True, False, True, False, False, True))), Feature("B", place)]  # type: ignore[arg-type]

@@ -23,108 +23,13 @@ from tests.scheduler import model
 from tests.scheduler.helpers import admit, features, manager, request
 
 
-def nums(a: int, b: int) -> list[int]:
-    return list(range(a, b + 1))
-
-
-def test_full_attention_and_a_window_of_8() -> None:
-    kv = manager(20, ("full", 4), ("sw", 4, 8), free_order="tail")
-    r = request("a", range(24))
-    assert (0, (nums(1, 6), nums(7, 12))) == admit(kv, r)
-    r.append_output_token_ids(99)
-    got = kv.allocate_slots(r, 1)
-    assert got is not None
-    assert ([13], [14]) == got.get_block_ids()
-    assert ([1, 2, 3, 4, 5, 6, 13], [0, 0, 0, 0, 11, 12, 14]) == kv.get_block_ids("a")
-    assert [*nums(15, 19), 10, 9, 8, 7] == kv.block_pool.free_block_ids()
-    kv.free(r)
-    assert [*nums(15, 19), 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11] == kv.block_pool.free_block_ids()
-    blocks, tokens = kv.get_computed_blocks(request("b", range(24)))
-    assert (([1, 2, 3, 4, 5], [0, 0, 0, 10, 11]), 20) == (blocks.get_block_ids(), tokens)
-
-
-@pytest.mark.parametrize(
-    ("groups", "options", "evicted", "want"),
-    [
-        # each type leaves a block out
-        ([("full", 4), ("sw", 4, 5)], {"use_eagle": True}, [], (([1, 2, 3, 4], [0, 0, 0, 11]), 16)),
-        # a state of Mamba is whole, and nothing of it is left out
-        ([("mamba", 4)], {"use_eagle": True}, [], (([0, 0, 0, 0, 0, 6],), 24)),
-    ],
-)
-def test_what_is_found_of_25_tokens(groups: Any, options: dict[str, Any], evicted: list[int], want: Any) -> None:
-    kv = manager(60, *groups, free_order="tail", **options)
-    admit(kv, request("a", range(25)))
-    kv.evict_blocks(evicted)
-    blocks, tokens = kv.get_computed_blocks(request("b", range(25)))
-    assert want == (blocks.get_block_ids(), tokens)
-
-
-def test_the_pool_keeps_the_given_order_at_the_head_and_at_the_tail() -> None:
-    for order, want in (("tail", [7, 2, 4, 1, 3]), ("uncached_first", [4, 1, 3, 7, 2])):
-        pool = BlockPool(8, True, free_order=order)
-        blocks = pool.get_new_blocks(6)
-        assert nums(1, 6) == [block.block_id for block in blocks]
-        pool.cache_full_blocks(request("r", range(8)), blocks[1:2], 0, 1, 4, 0)
-        pool.free_blocks([blocks[1], blocks[3], blocks[0], blocks[2]])
-        assert want == pool.free_block_ids()
-        assert {5: 1, 6: 1} == pool.ref_counts()
-        pool.check_valid()
-
-
-def test_the_first_of_equal_contents_is_found_until_it_goes() -> None:
-    pool = BlockPool(9, True)
-    r = request("r", range(4))
-    one, two, three = pool.get_new_blocks(3)
-    for block in (two, one, three):
-        pool.cache_full_blocks(r, [block], 0, 1, 4, 0)
-    key = r.block_hashes[0]
-    assert ([two], 1, [1, 2, 3]) == (pool.get_cached_block(key, [0]), pool.num_cached_keys, pool.cached_block_ids())
-    assert (key, 0) == two.block_hash
-    pool.evict_blocks([2])
-    assert [None, [one]] == [two.block_hash, pool.get_cached_block(key, [0])]
-    pool.evict_blocks([3, 1])
-    assert (None, 0) == (pool.get_cached_block(key, [0]), pool.num_cached_keys)
-
-
-def test_a_look_up_over_groups_misses_where_one_misses() -> None:
-    pool = BlockPool(9, True)
-    r = request("r", range(4))
-    a, b = pool.get_new_blocks(2)
-    pool.cache_full_blocks(r, [a], 0, 1, 4, 0)
-    assert None is pool.get_cached_block(r.block_hashes[0], [0, 1])
-    pool.cache_full_blocks(r, [b], 0, 1, 4, 1)
-    assert [a, b] == pool.get_cached_block(r.block_hashes[0], [0, 1])
-
-
 def test_usage_is_a_share_without_the_null_block() -> None:
     pool = BlockPool(5, True)
     pool.get_new_blocks(1)
     assert (0.25, 0.0, 3) == (pool.get_usage(), BlockPool(1, True).get_usage(), pool.get_num_free_blocks())
 
 
-def test_touched_blocks_leave_the_queue_and_null_blocks_are_left_alone() -> None:
-    pool = BlockPool(5, True)
-    a, b = pool.get_new_blocks(2)
-    pool.free_blocks([b, a])
-    pool.touch(([pool.null_block, a], [a]))
-    assert ({1: 2}, [2, 3, 4]) == (pool.ref_counts(), pool.free_block_ids())
-    assert (2, 0, False, True) == (a.ref_cnt, pool.null_block.ref_cnt, a.is_null, pool.null_block.is_null)
-    pool.check_valid()
-
-
 # ---- events ----
-
-
-def test_a_stored_event_begins_behind_leading_null_blocks() -> None:
-    pool = BlockPool(9, True, events=True)
-    r = request("r", range(16))
-    blocks = [pool.null_block, pool.null_block, *pool.get_new_blocks(2)]
-    pool.cache_full_blocks(r, blocks, 0, 2, 4, 0)
-    assert [] == pool.take_events()
-    pool.cache_full_blocks(r, blocks, 1, 4, 4, 5)
-    (event,) = pool.take_events()
-    assert ["BlockStored", r.block_hashes[2:], r.block_hashes[1], [*range(8, 16)], 4, None, "GPU", 5] == event.to_list()
 
 
 def test_a_pool_in_use_is_not_reset_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -246,17 +151,6 @@ def test_what_is_no_event_is_refused_and_what_others_add_is_not() -> None:
 
 
 # ---- the manager ----
-
-
-def test_a_delayed_step_leaves_its_block_to_the_next_one() -> None:
-    kv = manager(9, ("full", 4), free_order="tail")
-    a = request("a", range(8))
-    assert kv.allocate_slots(a, 3) is not None
-    a.num_computed_tokens = 3
-    assert kv.allocate_slots(a, 1, delay_cache_blocks=True) is not None
-    assert [] == kv.block_pool.cached_block_ids()
-    assert kv.allocate_slots(a, 1) is kv.empty_kv_cache_blocks
-    assert [1] == kv.block_pool.cached_block_ids()
 
 
 def test_context_parallelism_multiplies_the_block_size() -> None:

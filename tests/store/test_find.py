@@ -2,7 +2,6 @@
 
 import gc
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -135,38 +134,3 @@ def test_each_writers_objects_are_found_and_a_writer_finds_what_others_stored(st
     del leased
     gc.collect()
     assert before == first.stats().open_leases
-
-
-def test_finds_beside_evictions_see_whole_objects_or_none(
-    writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
-) -> None:
-    """Each object has one value, so bytes of two objects would show."""
-    keys, wrong, hits, stop = [f"k{n}" for n in range(6)], [], [], threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            for n, key in enumerate(keys):
-                if pinned := finder.find(key):
-                    with pinned:
-                        seen = finder.get(pinned.ref)
-                        if not (seen == n).all():
-                            wrong.append(key)
-                        hits.append(key)
-                        del seen
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        put_ = 0
-        while put_ < 300 or not hits:
-            key = keys[put_ % 6]
-            put_ += 1
-            if not writer.is_cached(key):
-                try:
-                    put(writer, reader, key, int(key[1]))
-                except StoreFullError:
-                    continue
-    finally:
-        stop.set()
-        thread.join()
-    assert [] == wrong

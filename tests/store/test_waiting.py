@@ -1,6 +1,5 @@
 """A put or a reservation that waits for room: who ends the wait, and that it is in nobody's way."""
 
-import asyncio
 import dataclasses
 import math
 import multiprocessing
@@ -23,7 +22,7 @@ from shmstore import (
     StoreHandle,
 )
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, span_of, state
+from tests.support import SHM, Child, Signal, Stores, raises, random_tensor, span_of, state
 
 CAPACITY = 64 * 1024
 ALL = random_tensor(0, CAPACITY - 1024)
@@ -207,25 +206,6 @@ def test_an_interrupt_ends_the_wait_and_leaves_nothing(
     child.kill()
     way(writer, "new")
     writer.check_valid()
-
-
-def test_a_put_in_an_event_loop_waits_for_a_task_that_lets_go(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    views = [reader.get(writer.put("held", ALL))]
-
-    async def read() -> None:
-        while not waits(writer.name):
-            await asyncio.sleep(1e-3)
-        views.clear()
-
-    async def both() -> ObjectRef:
-        reading = asyncio.create_task(read())
-        ref = await asyncio.to_thread(writer.put, "new", ALL, timeout=LONG)
-        await reading
-        return ref
-
-    assert bits(ALL) == bits(reader.get(asyncio.run(both())))
 
 
 # ---- what does not wait
