@@ -13,7 +13,7 @@ SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 # Hundreds of tests start a Python, which compiles what it imports once, or each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate storm survival bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate mutants storm survival bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -90,6 +90,12 @@ fuzz: $(VENV)/.fuzz $(VENV)/.built
 STEPS ?= 10000000
 simulate:
 	$(PYTHON) -m tests.simulate --steps $(STEPS) $(ARGS)
+
+# Lines of C that no test of C runs, then N changes of the others, and what notices each.
+N ?= 100
+mutants:
+	$(MAKE) --no-print-directory -C tests/c coverage
+	nice $(PYTHON) -m tests.mutants --count $(N) $(ARGS)
 
 # Processes of one store that are killed and stopped; an hour: make storm MINUTES=60
 MINUTES ?= 1
