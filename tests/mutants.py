@@ -101,11 +101,8 @@ class Tree:
             include = f"-I{self.root / 'csrc'}"
             compiled(*FLAGS, include, "-o", made, source, source.parent / "support.c", *core, "-lrt", "-ldl")
             start = time.monotonic()
-            how = self.fails(source.stem, longest)
-            if how == "hangs":
-                print(f"{source.stem} takes more than {longest:.0f} s, and is left out", flush=True)
-            elif how:
-                raise SystemExit(f"{source.name}, with nothing changed: {how}")
+            if how := self.fails(source.stem, longest):
+                print(f"{source.stem} is left out: it {how}", flush=True)
             else:
                 self.times[source.stem] = time.monotonic() - start
 
@@ -141,9 +138,9 @@ class Tree:
         command = [str(self.root / test), *map(str, arguments)]
         process = subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
         try:
-            return f"status {status}" if (status := process.wait(timeout)) else ""
+            return f"ends with status {status}" if (status := process.wait(timeout)) else ""
         except subprocess.TimeoutExpired:
-            return "hangs"
+            return "takes too long"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -192,7 +189,7 @@ def main() -> None:
                     if seconds and path.parts[1] == "store":
                         program = build(tree.root).relative_to(tree.root)
                         how = tree.fails(str(program), seconds, chosen.seed, 10**9, *[WEAK] * chosen.orders)
-                        notices += ["simulator"] if how != "hangs" else []
+                        notices += ["simulator"] if how != "takes too long" else []
             except subprocess.CalledProcessError:
                 notices = ["compiler"]
             by[str(path.parent)]["+".join("tests" if n.startswith("test_") else n for n in notices) or "nothing"] += 1
