@@ -46,13 +46,14 @@ static uint64_t preferred(int fd, off_t at) {
 
 static off_t reserved_last;
 static uint64_t reserved_on; /* the nodes of all data that was reserved, when it was */
-static int calls, refused_call;
+static int calls, refused_call; /* from that one on; 0: none */
 int fallocate(int fd, int mode, off_t at, off_t n) {
     if (mode == 0) {
         reserved_last = at;
         if (at)
             reserved_on &= preferred(fd, at);
-        if (++calls == refused_call) {
+        calls++;
+        if (refused_call && calls >= refused_call) {
             errno = ENOSPC;
             return -1;
         }
