@@ -6,7 +6,8 @@
  * Each actor is a coroutine that uses the core as its processes do. At each labelled step (step.h), and with every other seed
  * also before each access to a shared word, the simulator decides who goes on, who dies there, and who is stopped for how
  * long. A dead actor leaves its words as they are and loses its locks, as the kernel takes them; its successor starts at
- * any later step. So a seed replays exactly.
+ * any later step. With every other seed, calls of the system fail: who cannot join or attach then tries again. So a seed
+ * replays exactly.
  *
  * After each step no byte under a view has changed. A reference that was promised to a rank is never stale. In the end
  * everything that was taken comes back, an inspector finds nothing, and nobody has waited longer than its bound.
@@ -41,6 +42,7 @@ typedef struct actor {
     ucontext_t at;
     char *stack;
     bool lives, done;
+    bool refused; /* a call of the system, since the flag was last cleared */
     uint64_t life;       /* how many there were before */
     uint64_t stopped;    /* until that step */
     uint64_t since;      /* step at which its call began */
@@ -61,6 +63,8 @@ static uint64_t units, keys; /* of an arena, and that there are in this seed's r
 static uint32_t slots;
 static uint64_t calls; /* which of a writer's this seed makes, as bits; fewer reach deeper */
 static uint64_t steps_a_life; /* on average */
+static uint64_t one_fails_of; /* an actor's calls of the system, on average; 0: none fails */
+static bool acting; /* an actor goes on, and not the simulator */
 static bool ending; /* nobody dies or stops any more; each ends after its call */
 static const char *name;
 static promise promises[PROMISES];
@@ -69,7 +73,7 @@ static struct {
     int of;
 } opened[OPEN];
 static struct {
-    uint64_t steps, calls, deaths, stops, reads, finds, adopted, refused;
+    uint64_t steps, calls, deaths, stops, reads, finds, adopted, refused, failed;
 } counted;
 
 static uint64_t one_of(uint64_t n) { return below(&seed, n); }
@@ -86,6 +90,15 @@ bool in_segment(const volatile void *at) {
 void before_access(void) {
     if (at_each_access)
         SHMS_STEP("");
+}
+
+bool refused(int error) {
+    if (!acting || ending || !one_fails_of || one_of(one_fails_of))
+        return false;
+    counted.failed++;
+    self()->refused = true;
+    errno = error;
+    return true;
 }
 
 /* In the place of libc's, so that a seed replays: a step takes a microsecond, and the time of day jumps. */
@@ -323,21 +336,29 @@ static void step(const char *label) {
     swapcontext(&self()->at, &scheduler);
 }
 
+static bool begin_again(actor *me) {
+    step("");
+    me->since = me->attached = now;
+    me->refused = false;
+    return true;
+}
+
 static void live(void) {
     actor *me = self();
     int number = current;
-    me->since = me->attached = now;
     if (number < WRITERS) {
         shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .end_leases = (uint32_t)one_of(2)};
         if (e.end_leases)
             promises_end(number, false);
         shms_writer *w;
-        MUST("join", SHMS_OK, shms_writer_join(&w, name, number, &e));
+        while (begin_again(me) && shms_writer_join(&w, name, number, &e) != SHMS_OK)
+            MUST("join without a failure of the system", true, me->refused);
         me->w = w;
     } else {
         shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .finds = number - WRITERS == FINDER};
         shms_reader *r;
-        MUST("attach", SHMS_OK, shms_reader_attach(&r, name, (uint32_t)(number - WRITERS), &e));
+        while (begin_again(me) && shms_reader_attach(&r, name, (uint32_t)(number - WRITERS), &e) != SHMS_OK)
+            MUST("attach without a failure of the system", true, me->refused);
         me->r = r;
     }
     weak_empty(); /* as others learn of it */
@@ -419,7 +440,9 @@ static void die(int number) {
 static void go_on(int number) {
     current = number;
     weak_in(number);
+    acting = true;
     swapcontext(&scheduler, &actors[number].at);
+    acting = false;
     weak_out();
     weak_let_out(number, one_of(UINT64_C(1) << 32));
     weak_let_out((int)one_of(ACTORS), one_of(UINT64_C(1) << 32));
@@ -517,6 +540,7 @@ static void run(uint64_t of, uint64_t steps, int mode) {
     at_each_access = of / 3 % 2;
     calls = one_of(1 << 16) | 3 << 9; /* hits and puts always */
     steps_a_life = UINT64_C(200) << one_of(6);
+    one_fails_of = one_of(2) ? 0 : 4 << one_of(6);
     weak_begin(mode < 0 ? (enum weak_mode)(of % 3) : (enum weak_mode)mode, UINT64_C(1) << one_of(7));
     memset(promises, 0, sizeof promises);
     memset(retired, 0, sizeof retired);
@@ -550,8 +574,9 @@ int main(int argc, char **argv) {
     }
     fprintf(stderr, "\n");
     printf("seeds %" PRIu64 " to %" PRIu64 ": %" PRIu64 " steps, %" PRIu64 " calls, %" PRIu64 " deaths, %" PRIu64
-           " stops, %" PRIu64 " reads, %" PRIu64 " finds, %" PRIu64 " adoptions, %" PRIu64 " refusals\n",
+           " stops, %" PRIu64 " reads, %" PRIu64 " finds, %" PRIu64 " adoptions, %" PRIu64 " refusals, %" PRIu64
+           " failures of the system\n",
            first, s - 1, counted.steps, counted.calls, counted.deaths, counted.stops, counted.reads, counted.finds,
-           counted.adopted, counted.refused);
+           counted.adopted, counted.refused, counted.failed);
     return 0;
 }

@@ -12,11 +12,13 @@
 #ifndef SHMS_TEST_WEAK_H
 #define SHMS_TEST_WEAK_H
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -41,6 +43,7 @@ void weak_let_out(int actor, uint64_t chance); /* perhaps one store */
 /* What the simulator has for it. */
 bool in_segment(const volatile void *at);
 void before_access(void);
+bool refused(int error); /* by the system: the call is not made */
 
 #ifndef WEAK_C
 #undef atomic_load_explicit
@@ -64,9 +67,12 @@ void before_access(void);
     weak_swap(p, sizeof *(p), expected, v, order)
 #define atomic_thread_fence(order) weak_fence(order)
 #define memcpy(to, from, size) weak_copy(to, from, size)
-#define fcntl(...) (weak_empty(), fcntl(__VA_ARGS__))
+#define fcntl(...) (weak_empty(), refused(ENOLCK) ? -1 : fcntl(__VA_ARGS__))
 #define munmap(...) (weak_empty(), munmap(__VA_ARGS__))
-#define mprotect(...) (weak_empty(), mprotect(__VA_ARGS__))
+#define mprotect(...) (weak_empty(), refused(ENOMEM) ? -1 : mprotect(__VA_ARGS__))
+#define mmap(...) (refused(ENOMEM) ? MAP_FAILED : mmap(__VA_ARGS__))
+#define open(...) (refused(EMFILE) ? -1 : open(__VA_ARGS__))
+#define calloc(...) (refused(ENOMEM) ? NULL : calloc(__VA_ARGS__))
 #endif
 
 #endif
