@@ -13,7 +13,7 @@ SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 # Hundreds of tests start a Python, which compiles what it imports once, or each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate mutants storm survival bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate mutants storm survival coverage bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/python -m examples.demo $(ARGS)
@@ -125,6 +125,15 @@ tiers: $(VENV)/.dev $(VENV)/.built
 survival: $(VENV)/.bench $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m bench.survival
 
+# Lines and branches of the Python package that no test runs, but for the plug-ins, which their engines import; half an hour.
+coverage: $(VENV)/.coverage $(VENV)/.demo $(VENV)/.built
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	-$(BIN)/python -m coverage run -m pytest -n 2 --dist loadfile -m 'not slow and not alone' $(ARGS)
+	-$(BIN)/python -m coverage run -m pytest -m 'alone and not slow' $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered --show-missing
+
 copy-threshold:
 	@mkdir -p build
 	@$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc -o build/copy_threshold bench/copy_threshold.c
@@ -154,6 +163,10 @@ $(VENV)/.bench: $(VENV)/.torch $(VENV)/.built pyproject.toml constraints.txt
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(PIP) atheris
+	@touch $@
+
+$(VENV)/.coverage: $(VENV)/.dev
+	$(PIP) 'coverage>=7.10'
 	@touch $@
 
 # What the extra `docs` names, without shmstore: the pages are made from its sources.
