@@ -95,6 +95,10 @@ class MultiModalCacheConfig:
         shared = self.cache_type == "shm"
         if self.cache_type not in ("lru", "shm"):
             raise ValueError(f"cache_type must be 'lru' or 'shm', not {shown(self.cache_type)}")
+        for field in dataclasses.fields(self):
+            flag = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(flag, bool):  # a text from a file, "false", would be true
+                raise ValueError(f"{field.name} must be True or False, not {shown(flag)}")
         for name in ("processor_cache_gb", "ipc_cache_gb"):
             size = getattr(self, name)
             if size is None and name == "ipc_cache_gb":

@@ -49,6 +49,7 @@ SMALL = MIB / GIB
         ("world_size", [0, -1]),
         ("api_process_count", [0]),
         ("data_parallel_size", [0]),
+        *((flag, ["false", 0, None]) for flag in ("shm_prefault", "relay", "supports_multimodal")),
     ],
 )
 def test_a_wrong_value_is_refused_and_the_field_named(field: str, values: list[Any]) -> None:
