@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes
-from shmstore.bindings.kv_errors import MEANINGS, check, refusal
+from shmstore.bindings.kv_errors import check, refusal
 
 
 def sha256_ready() -> bool:
@@ -64,16 +64,13 @@ def sha256_chain(
 ) -> None:
     """Append to `out` the SHA-256 hashes of the full blocks in `tokens`, which begin at block `first`.
 
-    `parent` is the hash of the block before, or the seed hash. RuntimeError without libcrypto; see `sha256_ready`.
+    `parent` is the hash of the block before, or the seed hash. It needs libcrypto; see `sha256_ready`.
     """
     raw = _token_bytes(tokens)
     if len(parent) != HASH_BYTES:  # C copies this many
         raise refusal(lib.SHMS_KV_EWIDTH)
     n = len(tokens) // block_size
-    rc = lib.shms_blockhash_extend(out._c, parent, first, n, block_size, raw, extras._c)
-    if rc == lib.SHMS_KV_ENOLIB:
-        raise RuntimeError(MEANINGS[rc])
-    check(rc)
+    check(lib.shms_blockhash_extend(out._c, parent, first, n, block_size, raw, extras._c))
 
 
 def digest_chain(

@@ -275,8 +275,6 @@ class StoreInspector:
 
         If several objects have the key, it returns one that is not deleted. Raises ObjectNotFoundError.
         """
-        if (key is None) == (object_id is None):
-            raise TypeError("pass either key or object_id")
         wanted = (key, namespace) if object_id is None else object_id
         found = [s for s in self.slots() if wanted == ((s.key, s.namespace) if object_id is None else s.object_id)]
         if not found:

@@ -50,10 +50,7 @@ def numpy_dtype_to_wire(dtype: "np.dtype[Any]") -> Any:
     wire = _to_wire(dtype, 0)
     if wire is None:
         return None
-    try:
-        back = numpy_dtype_from_wire(wire)
-    except ValueError:
-        return None
+    back = numpy_dtype_from_wire(wire)
     # Dtypes of other packages, and records, may have the name of a void (<V2), so types are compared too. Integers are
     # exempt: long and long long are one dtype to numpy, but have two types.
     return wire if back == dtype and (back.type is dtype.type or dtype.kind in "iu") else None

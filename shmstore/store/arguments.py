@@ -126,9 +126,7 @@ def _checked_groups(groups: Any, n_readers: int) -> tuple[int, ...]:
 
 
 def group_of(writer: native.Writer, group: Any) -> int:
-    """Return the group as C takes it: 0 for None, which is all ranks, else 1 + its number; TypeError or ValueError."""
-    if group is None:
-        return 0
+    """Return the group as C takes it, 1 + its number, since 0 is all ranks; TypeError or ValueError."""
     number = int_of("group", group, 0, native.MAX_GROUPS - 1)
     if number >= len(writer.groups):
         there = f"groups 0 to {len(writer.groups) - 1}" if len(writer.groups) > 1 else "one group, 0"

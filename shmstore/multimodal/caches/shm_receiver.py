@@ -50,9 +50,7 @@ def _get(reader: ObjectStoreReader, ref: ObjectRef, **options: Any) -> Any:
     """Return `reader.get(ref, ...)`, or a copy in place of a private value that cannot be mapped."""
     try:
         return reader.get(ref, **options)
-    except SharedMemoryError as error:
-        if not options.get("private"):
-            raise
+    except SharedMemoryError as error:  # only of a private value
         _warn_of_copies(error.hint)
         return reader.get(ref, copy=True)
 

@@ -96,13 +96,8 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
 
         Raises TypeError if they are wrong.
         """
-        updates, packed = mm_item[1], None
-        try:
-            if self._encode is not None:
-                packed = self._encode(updates)
-        except Exception:
-            self._types.check_input(mm_item, mm_hash)
-            raise
+        updates = mm_item[1]
+        packed = None if self._encode is None else self._encode(updates)
         if not packed:
             self._types.check_input(mm_item, mm_hash)
         elif not isinstance(packed, bytes):
