@@ -1,0 +1,117 @@
+"""Answers that `make coverage` showed nobody to ask for: texts, refusals, and what is there of nothing."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import MsgpackSerde, NestingError, ObjectStoreReader, ObjectStoreWriter, scheduler
+from shmstore import multimodal as mm
+from shmstore.multimodal.values.fields import MultiModalFieldConfig
+from shmstore.scheduler.block_pool import BlockPool
+from shmstore.tiers import open_tier
+from shmstore.tiers.mooncake import MooncakeTier
+from shmstore.tiers.relay_client import RelayClient
+from tests.multimodal.helpers import config, item, shm_sender
+from tests.support import Stores, store_name
+
+
+def test_values_that_people_see_have_a_text_of_one_line(stores: Stores) -> None:
+    writer = stores.create()
+    reader = stores.attach(writer)
+    writer.put("k", 1)
+    pool = BlockPool(4, True)
+    found, claim = reader.find("k"), writer.find_or_claim("new")
+    values = (found, claim, RelayClient("/tmp/none"), mm.CacheTypes(dict), MsgpackSerde(), item(3))
+    blocks = (pool.null_block, scheduler.KVCacheBlocks([[pool.null_block]]), scheduler.BlockHashes([b"a"]))
+    request = scheduler.Request("r", [1, 2])
+    for value in (*values, *blocks, request, request.all_token_ids, mm.MultiModalKwargsItems.from_seq([item(3)])):
+        text = repr(value)
+        assert type(value).__name__ in text
+        assert "\n" not in text
+
+
+def test_values_of_other_types_are_not_equal_and_do_not_add() -> None:
+    items, elem = mm.MultiModalKwargsItems.from_seq([item(3)]), next(iter(item(3).values()))
+    others: tuple[Any, ...] = (items, elem, mm.PlaceholderRange(0, 1), scheduler.BlockHashes([b"a"]))
+    assert [False] * 4 == [value == 3 for value in others]
+    assert len(items) == 1
+    with pytest.raises(TypeError):
+        scheduler.KVCacheBlocks([[]]) + 3  # type: ignore[operator]
+
+
+def test_a_list_of_hashes_pickles_and_gives_none_that_it_lacks() -> None:
+    hashes = scheduler.BlockHashes([b"a", b"b"])
+    assert hashes == pickle.loads(pickle.dumps(hashes))
+    with pytest.raises(IndexError):
+        hashes.raw(0, 3)
+
+
+def test_a_manager_without_contents_has_none_to_show() -> None:
+    spec = scheduler.FullAttentionSpec(4, 1, 8, "float16")
+    manager = scheduler.KVCacheManager(
+        scheduler.KVCacheConfig(4, [scheduler.KVCacheGroupSpec(["a"], spec)]), 64, 4, enable_caching=True
+    )
+    manager.cache_blocks(scheduler.Request("unknown", [1]), 0)
+    assert [] == manager.empty_kv_cache_blocks.get_unhashed_block_ids()
+    assert manager.make_prefix_cache_stats() is None
+
+    class Foreign:
+        block_id = 1 << 40
+
+    with pytest.raises(ValueError, match="outside the pool"):
+        manager.block_pool.free_blocks([Foreign()])  # type: ignore[list-item]
+
+
+def test_a_broken_book_of_encoder_outputs_is_found() -> None:
+    books = scheduler.EncoderCacheManager(8)
+    books.check_valid()
+    books.num_free_slots += 1
+    with pytest.raises(RuntimeError, match="free slots"):
+        books.check_valid()
+
+
+def test_a_cache_is_a_mapping_to_its_end() -> None:
+    cache: mm.LRUCache[str, int] = mm.LRUCache(2)
+    cache["a"] = cache["b"] = 1
+    assert ["a", "b"] == list(cache)
+    del cache["a"]
+    assert ["b"] == list(cache)
+    with pytest.raises(KeyError):
+        cache.pop("a")
+
+
+def test_items_that_cannot_be_are_refused() -> None:
+    batched = MultiModalFieldConfig.batched("image")
+    with pytest.raises(ValueError, match="same number of items"):
+        mm.MultiModalKwargsItems.from_hf_inputs({"a": torch.ones(2), "b": torch.ones(3)}, {"a": batched, "b": batched})
+    with pytest.raises(ValueError, match="negative"):
+        mm.MultiModalKwargsItem.dummy("image", -1)
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(NestingError, match="item of 'h'"):
+        mm.CacheTypes(dict).item_size({"a": endless}, "h")
+
+
+def test_a_worker_with_a_wrong_policy_leaves_its_rank_free() -> None:
+    settings = config(1 << 20, cache_type="shm")
+    with shm_sender(settings) as sender:
+        with pytest.raises(ValueError, match="policy"):
+            mm.worker_receiver_cache_from_config(settings, 0, sender.handle, policy="view")  # type: ignore[arg-type]
+        ObjectStoreReader.attach(sender.handle).close()
+
+
+def test_a_store_beyond_what_a_reference_addresses_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than a reference can address"):
+        ObjectStoreWriter.create(capacity=1 << 46, n_readers=1, n_writers=64)
+    with pytest.raises(ValueError, match="shmstore-"):
+        ObjectStoreWriter.open(store_name(), capacity=1 << 20, n_readers=1, keep=False)
+
+
+def test_urls_of_tiers_with_wrong_parts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        MooncakeTier("host")
+    with pytest.raises(ValueError, match="option of the URL"):
+        open_tier("rediss://host:6379?ssl_cert_reqs=perhaps")
