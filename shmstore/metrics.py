@@ -116,7 +116,7 @@ _TIER = _families(
     hits=("shmstore_tier_hits_total", "Objects that came from the tier."),
     hit_bytes=("shmstore_tier_hit_bytes_total", "Bytes of tensors that came from the tier."),
     misses=("shmstore_tier_misses_total", "Keys that the tier did not have, or only from before they were forgotten."),
-    declined=("shmstore_tier_declined_total", "Objects left in the tier, because the store had no room."),
+    declined=("shmstore_tier_declined_total", "Objects left in the tier: processing takes less, or there was no room."),
     damaged=("shmstore_tier_damaged_total", "Objects from the tier that did not verify or had unreadable updates."),
     errors=("shmstore_tier_errors_total", "Calls to the tier that failed."),
     skipped=("shmstore_tier_skipped_total", "Calls to the tier that were not made, because the last ones had failed."),
@@ -125,6 +125,7 @@ _TIER = _families(
     refused=("shmstore_tier_refused_total", "Objects for which the tier had no room."),
     dropped=("shmstore_tier_dropped_total", "Objects given up: full queue, evicted object, or failure of the tier."),
     queued=("shmstore_tier_queued_objects", "Objects that wait to be sent, as of the last call to the tier."),
+    saved_seconds=("shmstore_tier_saved_seconds_total", "How much longer processing would have taken than fetches."),
     open=("shmstore_tier_circuit_open", "1 while the circuit is open because the tier failed, else 0."),
 )
 _READER = _families(

@@ -55,7 +55,7 @@ typedef struct shms_piece {
 typedef struct shms_tier_figures {
     uint64_t there; /* 1: the writer has, or had, a tier; 0: it has not, and the others are 0, too */
     uint64_t hits, hit_bytes, misses, declined, damaged, errors, skipped;
-    uint64_t published, published_bytes, refused, dropped, queued;
+    uint64_t published, published_bytes, refused, dropped, queued, saved_ns;
     uint64_t open; /* 1: the circuit is open: the tier has failed, and is not asked for now */
 } shms_tier_figures;
 

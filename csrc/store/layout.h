@@ -142,7 +142,7 @@ typedef struct shms_writer_table {
      * and every reader reads it. */
     shms_word room_wanted;
     shms_word reserved[6]; /* other writers poll `drops`, so its cache line has nothing that changes often */
-    shms_word tier[14]; /* shms_tier_figures; 0 until this process has a tier */
+    shms_word tier[15]; /* shms_tier_figures; 0 until this process has a tier */
     shms_word cleared; /* shms_writer_clear_tier: its last moment, also of a predecessor */
     /* D2: where the objects dropped last are; number n is in cell n % SHMS_DROPS */
     _Atomic uint32_t dropped_at[SHMS_DROPS];
@@ -218,11 +218,11 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables are little-endian");
 /* tests/c/test_layout.c checks every offset, so that swapping two words of one size does not go unnoticed. */
 _Static_assert(sizeof(shms_superblock) == 488, "superblock");
-_Static_assert(sizeof(shms_writer_table) == 3832, "writer table");
+_Static_assert(sizeof(shms_writer_table) == 3840, "writer table");
 _Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");
 _Static_assert(sizeof(shms_counters) <= 24 * 8 && sizeof(shms_reader_counters) <= 7 * 8, "counters");
 _Static_assert(sizeof(shms_kind) == 48, "kind");
-_Static_assert(sizeof(shms_tier_figures) == 112, "its fields are the words of shms_writer_table.tier");
+_Static_assert(sizeof(shms_tier_figures) == 120, "its fields are the words of shms_writer_table.tier");
 _Static_assert(sizeof(shms_slot) == 64, "one cache line an object");
 _Static_assert(sizeof(shms_holds) == 16, "holds");
 _Static_assert(sizeof(shms_lease) == 32, "lease");

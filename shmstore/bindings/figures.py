@@ -1,6 +1,7 @@
 """What a segment shows of kinds and of a tier, as a writer or an inspector reads it.
 
-The figures of a tier are the fields of shms_tier_figures, but `there`: Python has no figures at all without a tier.
+The figures of a tier are the fields of shms_tier_figures. Two differ: Python has `saved_seconds` for `saved_ns`, and no
+figures at all for `there`.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ MAX_KINDS: int = lib.SHMS_KINDS - 1
 MAX_NAME: int = ffi.sizeof("shms_kind_info") - 3 * 8 - 1
 
 _FIGURES = ffi.typeof("shms_tier_figures *")
-_COUNTS = [name for name, _ in ffi.typeof("shms_tier_figures").fields if name not in ("there", "open")]
+_COUNTS = [name for name, _ in ffi.typeof("shms_tier_figures").fields if name not in ("there", "open", "saved_ns")]
 
 
 def read_kinds(call: Callable[..., int], handle: Any) -> dict[int, tuple[str, KindFigures]]:
@@ -37,10 +38,11 @@ def figures_of(record: Any) -> dict[str, Any] | None:
     if not record.there:
         return None
     counts = {name: getattr(record, name) for name in _COUNTS}
-    return {**counts, "open": bool(record.open)}
+    return {**counts, "saved_seconds": record.saved_ns / 1e9, "open": bool(record.open)}
 
 
 def record_of(figures: Any) -> Any:
     """Return the C record of an object that has such figures as attributes."""
     counts = {name: getattr(figures, name) for name in _COUNTS}
-    return ffi.new(_FIGURES, {**counts, "there": 1, "open": figures.open})
+    saved = int(figures.saved_seconds * 1e9)
+    return ffi.new(_FIGURES, {**counts, "there": 1, "saved_ns": saved, "open": figures.open})

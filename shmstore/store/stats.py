@@ -33,7 +33,7 @@ class TierStats:
     misses: int = 0
     """Keys that the tier did not have, or only from before `remove` or `clear`."""
     declined: int = 0
-    """Objects that were left there, because the store had no room."""
+    """Objects that were left there: processing takes less than the fetch, or the store had no room."""
     damaged: int = 0
     """Objects that did not verify, or whose prompt updates cannot be decoded; they count as misses for callers."""
     errors: int = 0
@@ -50,6 +50,8 @@ class TierStats:
     """Objects that were given up: the queue was full, the object was evicted first, or the tier failed."""
     queued: int = 0
     """Objects that wait now. Each ends as published, refused or dropped."""
+    saved_seconds: float = 0.0
+    """How much longer processing would have taken than the fetches did."""
     open: bool = False
     """Whether the circuit is open: the tier failed, and is not asked for now."""
 

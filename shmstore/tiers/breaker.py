@@ -1,7 +1,9 @@
-"""When to ask a tier: not while it fails."""
+"""When to ask a tier: not while it fails, and not for what is cheaper to make again."""
 
 import logging
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
@@ -67,3 +69,51 @@ class Breaker:
             _log.warning("the tier answers again")
             self._answered()
             return
+
+
+class Costs:
+    """What it takes to fetch an item, by its size, and to process one; both measured, in seconds.
+
+    Sizes are counted by powers of two. Each figure is an average in which the last eight count most.
+    """
+
+    _WEIGHT = 1 / 8
+    _RETRY = 16
+    _PENDING = 1024
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._fetch: dict[int, float] = {}
+        self._process: float | None = None
+        self._begun: OrderedDict[str, float] = OrderedDict()
+        self._declined = 0
+
+    def missed(self, key: str) -> None:
+        """Note that this item is about to be processed."""
+        self._begun[key] = self._clock()
+        while len(self._begun) > self._PENDING:
+            self._begun.popitem(last=False)
+
+    def processed(self, key: str) -> None:
+        """Note that it has been."""
+        if (begun := self._begun.pop(key, None)) is not None:
+            self._process = self._mean(self._process, self._clock() - begun)
+
+    def fetched(self, nbytes: int, seconds: float) -> None:
+        """Note how long a fetch has taken."""
+        self._fetch[nbytes.bit_length()] = self._mean(self._fetch.get(nbytes.bit_length()), seconds)
+
+    def saved(self, seconds: float) -> float:
+        """Return how much faster a fetch was than processing is; 0.0 if that is not known."""
+        return 0.0 if self._process is None else max(0.0, self._process - seconds)
+
+    def worth(self, nbytes: int) -> bool:
+        """Return whether to fetch so many bytes: not if processing takes less; then one of 16 measures again."""
+        fetch = self._fetch.get(nbytes.bit_length())
+        if fetch is None or self._process is None or fetch < self._process:
+            return True
+        self._declined += 1
+        return self._declined % self._RETRY == 0
+
+    def _mean(self, before: float | None, now: float) -> float:
+        return now if before is None else before + self._WEIGHT * (now - before)

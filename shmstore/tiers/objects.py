@@ -93,12 +93,14 @@ class Incoming:
         key: str,
         namespace: str | None,
         name: str,
+        wanted: Callable[[int], bool],
         valid: Callable[[int], bool],
         accepts: Callable[[bytes], bool],
     ) -> None:
         self._native = internals_of(writer).native
         self._key = packed_key(key, namespace)
         self._name = name
+        self._wanted = wanted
         self._valid = valid
         self._accepts = accepts
         self._head: bytearray | None = None
@@ -110,8 +112,8 @@ class Incoming:
         self.moment = 0
         """When it was published."""
         self.refused = "misses"
-        """As what a fetch counts that ends early: "damaged" for a head that does not verify; "declined" if the store
-        had no room; "misses" if its moment was not `valid`, or the tier has no more of it."""
+        """As what a fetch counts that ends early: "damaged" for a head that does not verify; "declined" if `wanted` did
+        not want it, or the store had no room; "misses" if its moment was not `valid`, or the tier has no more of it."""
 
     def into(self, size: int) -> memoryview | None:
         """Return the memory for the head, and then for the payload if the head is whole; else None."""
@@ -136,6 +138,9 @@ class Incoming:
             return False
         if not self._valid(self.moment):
             self.refused = "misses"
+            return False
+        if not self._wanted(nbytes):
+            self.refused = "declined"
             return False
         extra = bytes(head[rest + n_meta :])
         if not self._accepts(extra):

@@ -17,7 +17,7 @@ from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import int_of
 from shmstore.store.batch import internals_of
 from shmstore.store.stats import TierStats
-from shmstore.tiers.breaker import Breaker
+from shmstore.tiers.breaker import Breaker, Costs
 from shmstore.tiers.objects import Incoming, serializer_of, spans_of, tier_key
 from shmstore.tiers.protocol import Tier
 from shmstore.tiers.write_behind import WriteBehind
@@ -50,16 +50,19 @@ class StoreTier:
         *,
         namespace: str = "",
         queue: int = 256,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         inside = internals_of(writer)
         self._writer, self._native = writer, inside.native
         self._tier = tier
+        self._clock = clock
         self._namespace = namespace
         self._serializer = serializer_of(inside.serde)
         if (register := getattr(tier, "register", None)) is not None:
             data, offset = inside.native.data()
             register(memoryview(hidden(data)), writer.handle.path, offset)
         self._breaker = Breaker(lambda: tier.has([_PROBE]), self._answered)
+        self._costs = Costs(clock)
         self._write_behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_removals)
         self._lock = threading.Lock()
         self._fetching: dict[tuple[str, str | None], threading.Lock] = {}
@@ -75,7 +78,8 @@ class StoreTier:
     ) -> bool:
         """Fetch a missing object into the store, unless its extra bytes are not accepted; return if it is there now.
 
-        Callers that ask for one key at a time fetch it once.
+        Callers that ask for one key at a time fetch it once. If the answer is False, the caller will process the item:
+        the time until `publish` for it is what processing takes, and `fetch` fetches only what takes less.
         """
         fetched, mine = (key, namespace), threading.Lock()
         with mine:  # nobody waits for longer than this call, also if it is interrupted
@@ -89,6 +93,8 @@ class StoreTier:
                     found = self._writer.is_cached(key, namespace=namespace)
             finally:
                 self._fetched(fetched, mine)
+        if not found:
+            self._costs.missed(key)
         return found
 
     def wait(self, key: str, *, namespace: str | None = None) -> None:
@@ -103,6 +109,7 @@ class StoreTier:
 
     def publish(self, key: str, *, namespace: str | None = None) -> None:
         """Send an object that was just put, some time soon; the oldest of too many are dropped."""
+        self._costs.processed(key)
         with self._lock:
             moment = self._next_moment()
         self._write_behind.add((key, namespace), partial(self._publish, key, namespace, moment))
@@ -161,7 +168,7 @@ class StoreTier:
             _log.warning("the tier could not be closed: %s", error)
         self._count()
 
-    def _count(self, **more: int) -> None:
+    def _count(self, **more: float) -> None:
         """Add to the counts, and show all figures in the segment; so each call to the tier ends with it."""
         with self._lock:
             for name, value in more.items():
@@ -174,13 +181,13 @@ class StoreTier:
         if self._breaker.open:
             self._count(skipped=1)
             return False
-        begin = time.monotonic()
+        begin = self._clock()
         try:
             answer = call(*arguments)
         except Exception as error:
             if isinstance(error, ShmStoreError) and not isinstance(error, TierError):
                 raise  # the store's, which was closed
-            opened = self._breaker.failed(time.monotonic() - begin)
+            opened = self._breaker.failed(self._clock() - begin)
             self._count(errors=1)
             if not isinstance(error, TierError):  # a back end's mistake is not the request's
                 _log.exception("the tier's back end failed")
@@ -191,7 +198,7 @@ class StoreTier:
         return answer
 
     def _fetch(self, key: str, namespace: str | None, accepts: Callable[[bytes], bool]) -> bool:
-        begun_at, name = self._moment, self._name(key, namespace)
+        begin, begun_at, name = self._clock(), self._moment, self._name(key, namespace)
         if name in self._removed:
             self._count(misses=1)
             return False
@@ -200,7 +207,7 @@ class StoreTier:
             cleared = self._native.tier_cleared()
             return cleared < moment <= max(cleared, time.time_ns()) + _AHEAD and self._last_removal <= begun_at
 
-        incoming = Incoming(self._writer, key, namespace, name, valid, accepts)
+        incoming = Incoming(self._writer, key, namespace, name, self._costs.worth, valid, accepts)
         whole = self._tier.fetch(name, incoming.into)
         if not whole or not incoming.verifies():
             outcome = "damaged" if whole or whole is None else incoming.refused
@@ -220,7 +227,9 @@ class StoreTier:
             self._writer.delete(key, namespace=namespace)
             self._count(misses=1)
             return False
-        self._count(hits=1, hit_bytes=incoming.nbytes)
+        seconds = self._clock() - begin
+        self._costs.fetched(incoming.nbytes, seconds)
+        self._count(hits=1, hit_bytes=incoming.nbytes, saved_seconds=self._costs.saved(seconds))
         return True
 
     def _publish(self, key: str, namespace: str | None, moment: int) -> None:

@@ -115,12 +115,12 @@ TEST(every_word_is_where_it_was) {
           W(published), W(small_hand), W(stays), W(adopting), W(releases), W(retirements), W(more));
     CHECK(W(counters) == 128 && W(retired) == 320 && W(kinds) == 2368 && W(drops) == 3136 && W(room_wanted) == 3144 &&
           W(tier) == 3200);
-    CHECK(W(cleared) == 3312 && W(dropped_at) == 3320);
+    CHECK(W(cleared) == 3320 && W(dropped_at) == 3328);
 #define K(field) offsetof(shms_kind, field)
     CHECK(K(name) == 0 && K(bytes) == 24 && K(objects) == 32 && K(quota) == 40);
 #define T(field) offsetof(shms_tier_figures, field)
     WORDS(0, T(there), T(hits), T(hit_bytes), T(misses), T(declined), T(damaged), T(errors), T(skipped), T(published),
-          T(published_bytes), T(refused), T(dropped), T(queued), T(open));
+          T(published_bytes), T(refused), T(dropped), T(queued), T(saved_ns), T(open));
 #define O(field) offsetof(shms_slot, field)
     WORDS(0, O(state), O(id), O(secret), O(offset), O(length), O(head), O(flags), O(put_ns));
 #define H(field) offsetof(shms_holds, field)

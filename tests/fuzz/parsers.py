@@ -65,7 +65,7 @@ def span(writer: ObjectStoreWriter) -> Callable[[bytes], None]:
 
     def fetched(data: bytes) -> None:
         always: Any = lambda _: True  # noqa: E731
-        incoming = Incoming(writer, "key", None, "name", always, always)
+        incoming = Incoming(writer, "key", None, "name", always, always, always)
         for piece in (data[1:], bytes(data[0] if data else 0)):
             memory = incoming.into(len(piece))
             if memory is None:

@@ -17,6 +17,15 @@ from tests.support import SHM, Stores
 from tests.tiers.memory import MemoryTier, late, until
 
 
+class Clock:
+    """A clock of whole seconds, whose sums have no rounding."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def figures(writer: ObjectStoreWriter) -> TierStats | None:
     """Return what an inspector sees, and check that the writer says the same."""
     with StoreInspector.open(writer.name) as inspector:
@@ -28,7 +37,7 @@ def figures(writer: ObjectStoreWriter) -> TierStats | None:
 def test_the_names_are_those_of_the_c_record() -> None:
     record = {name for name, _ in ffi.typeof("shms_tier_figures").fields}
     names = {field.name for field in fields(TierStats)}
-    assert record - {"there"} == names
+    assert record - {"there", "saved_ns"} == names - {"saved_seconds"}
 
 
 def test_a_store_without_a_tier_shows_none(stores: Stores) -> None:
@@ -40,26 +49,27 @@ def test_a_store_without_a_tier_shows_none(stores: Stores) -> None:
 
 
 def test_each_call_to_the_tier_is_shown_at_once(stores: Stores) -> None:
-    writer, memory = stores.create(), MemoryTier()
-    tier = StoreTier(writer, memory)
+    writer, memory, clock = stores.create(), MemoryTier(), Clock()
+    tier = StoreTier(writer, memory, clock=clock)
     assert figures(writer) == TierStats()
     assert "  tier: 0 hits" in piped("dump", writer.name).out
 
-    def shown(**expected: int) -> None:
+    def shown(**expected: float) -> None:
         assert figures(writer) == tier.stats() == TierStats(**{**seen, **expected})  # type: ignore[arg-type]
         seen.update(expected)
 
-    seen: dict[str, int] = {}
+    seen: dict[str, float] = {}
     assert not tier.fetch("k")
     shown(misses=1)
+    clock.now += 3
     writer.put("k", b"1234")
-    tier.publish("k")
+    tier.publish("k")  # processed in 3 s
     assert tier.flush(10)
     payload = len(next(iter(memory.values.values()))[1])
     shown(published=1, published_bytes=payload)
     writer.delete("k")
     assert tier.fetch("k")
-    shown(hits=1, hit_bytes=payload)
+    shown(hits=1, hit_bytes=payload, saved_seconds=3.0)
     memory.fail = TierFullError()
     tier.publish("k")
     assert tier.flush(10)
@@ -159,8 +169,8 @@ def writers(stores: Stores) -> tuple[ObjectStoreWriter, ...]:
     """Three writers of a store; the first two have a tier, and the second's fails."""
     first = stores.create(capacity=1 << 16, n_writers=3)
     second, third = (stores.keep(ObjectStoreWriter.join(first.handle)) for _ in range(2))
-    first._writer.show_tier(TierStats(hits=3, hit_bytes=2048, misses=2, queued=1))
-    second._writer.show_tier(TierStats(hits=4, hit_bytes=1024, errors=5, queued=2, open=True))
+    first._writer.show_tier(TierStats(hits=3, hit_bytes=2048, misses=2, saved_seconds=1.5, queued=1))
+    second._writer.show_tier(TierStats(hits=4, hit_bytes=1024, errors=5, saved_seconds=2.5, queued=2, open=True))
     return first, second, third
 
 
@@ -168,7 +178,7 @@ def test_writers_have_their_own_figures_and_the_store_has_the_sum(writers: tuple
     with StoreInspector.open(writers[0].name) as inspector:
         facts = inspector.facts()
     assert [writer.tier and writer.tier.hits for writer in facts.writers] == [3, 4, None]
-    assert facts.tier == TierStats(7, 3072, 2, errors=5, queued=3, open=True)
+    assert facts.tier == TierStats(7, 3072, 2, errors=5, saved_seconds=4.0, queued=3, open=True)
     assert facts.tier.open is True, "not a sum, also in JSON"
 
 

@@ -122,8 +122,11 @@ def test_an_invalid_item_is_removed_from_the_tier(hosts: list[Host], memory: Mem
     assert there.processed == NAMES[:1]
 
 
-def test_a_cleared_cache_processes_again_and_the_tier_keeps_it_for_other_hosts(hosts: list[Host]) -> None:
+def test_a_cleared_cache_processes_again_and_the_tier_keeps_it_for_other_hosts(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = hosts
+    monkeypatch.setattr(here.tier._costs, "worth", lambda _: True)
     here.request(*NAMES)
     assert here.tier.flush(10)
     here.sender.clear_cache()
@@ -136,8 +139,11 @@ def test_a_cleared_cache_processes_again_and_the_tier_keeps_it_for_other_hosts(h
     assert there.processed == NAMES, "its clear came after"
 
 
-def test_an_invalid_item_is_processed_again_though_the_tier_is_down(hosts: list[Host], memory: MemoryTier) -> None:
+def test_an_invalid_item_is_processed_again_though_the_tier_is_down(
+    hosts: list[Host], memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, _ = hosts
+    monkeypatch.setattr(here.tier._costs, "worth", lambda _: True)
     here.request(*NAMES)
     assert here.tier.flush(10)
     memory.fail = late()

@@ -273,6 +273,45 @@ def test_a_full_tier_is_no_failure(here: Side, memory: MemoryTier) -> None:
     assert (stats.refused, stats.errors, stats.open) == (5, 0, False)
 
 
+def test_what_processing_beats_is_left_there(here: Side, memory: MemoryTier) -> None:
+    class Clock:
+        now = 0.0
+
+        def __call__(self) -> float:
+            return self.now
+
+    clock = Clock()
+
+    class Slow(MemoryTier):
+        def fetch(self, key: str, into: object) -> bool:
+            clock.now += 0.02
+            return memory.fetch(key, into)  # type: ignore[arg-type]
+
+    for number in range(40):
+        put(here, f"k{number}")
+    with store() as writer:
+        tier = StoreTier(writer, Slow(), clock=clock)
+        assert tier.fetch("k0")  # nothing is known yet
+        assert not tier.fetch("new")
+        clock.now += 0.03
+        writer.put("new", 1)
+        tier.publish("new")  # processed in 30 ms
+        assert tier.fetch("k1")
+        assert tier.stats().saved_seconds == pytest.approx(0.01)
+        assert not tier.fetch("fast")
+        for _ in range(40):
+            assert not tier.fetch("fast")
+            clock.now += 0.001
+            writer.delete("fast")
+            writer.put("fast", 1)
+            tier.publish("fast")
+            writer.delete("fast")
+        found = [tier.fetch(f"k{number}") for number in range(2, 34)]
+        assert found.count(True) == 2  # one of 16 measures again
+        assert tier.stats().declined == 30
+        tier.close()
+
+
 def test_bytes_of_a_network_are_not_unpickled(memory: MemoryTier) -> None:
     with store(serde=PickleSerde()) as writer, pytest.raises(TypeError, match="format_name"):
         StoreTier(writer, memory)
@@ -387,8 +426,11 @@ def test_an_object_from_the_future_is_a_miss_so_that_clear_removes_it(
     assert here[1].stats().misses == (not found)
 
 
-def test_what_was_removed_is_not_fetched_while_the_tier_still_has_it(here: Side, memory: MemoryTier) -> None:
+def test_what_was_removed_is_not_fetched_while_the_tier_still_has_it(
+    here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, tier = here
+    monkeypatch.setattr(tier._costs, "worth", lambda _: True)
     tier._breaker.first = 0.2
     put(here)
     put(here, "other")

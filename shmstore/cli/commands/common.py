@@ -82,7 +82,7 @@ def tier_line(tier: "TierStats") -> str:
     """Return the figures of a tier in one line."""
     return (
         f"{tier.hits} hits ({size(tier.hit_bytes)}), {tier.misses} misses, {tier.declined} declined, "
-        f"{tier.damaged} damaged; "
+        f"{tier.damaged} damaged, {span(tier.saved_seconds)} saved; "
         f"{tier.published} published ({size(tier.published_bytes)}), {tier.queued} queued, {tier.dropped} dropped, "
         f"{tier.refused} refused; {tier.errors} errors, {tier.skipped} skipped"
         f"{'; circuit open' if tier.open else ''}"
