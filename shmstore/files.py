@@ -167,6 +167,17 @@ def _not_opened(place: str, state: FileState) -> SegmentFile:
     )
 
 
+def holders(device: int, inode: int) -> tuple[int, ...]:
+    """Return the other processes that map a file, or have it open, as far as /proc lets this user see."""
+    pids = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if _maps(entry, device, inode) or _has_open(entry, device, inode):
+                    pids.append(int(entry))
+    return tuple(sorted(pids))
+
+
 def of_other_namespaces(place: str, pids: Iterable[int]) -> list[int]:
     """Return which of these living processes of a store have their numbers in another PID namespace."""
     with suppress(OSError):  # it has gone meanwhile
@@ -195,4 +206,15 @@ def _maps(pid: str, device: int, inode: int) -> bool:
             words = line.split(maxsplit=5)
             if words[3] == wanted and words[4] == str(inode):
                 return True
+    return False
+
+
+def _has_open(pid: str, device: int, inode: int) -> bool:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            stat = os.stat(f"/proc/{pid}/fd/{number}")
+        except (FileNotFoundError, PermissionError):
+            continue
+        if stat.st_dev == device and stat.st_ino == inode:
+            return True
     return False

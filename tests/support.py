@@ -292,15 +292,6 @@ def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
     return Child(function, *arguments).join()
 
 
-def anybody_maps(path: Path) -> bool:
-    """Return whether a process maps a file, as far as this user may see."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):
-            if str(path) in maps.read_text(errors="replace"):
-                return True
-    return False
-
-
 class Leavers:
     """The keys that have left a store since the last look, by its events."""
 

@@ -25,7 +25,7 @@ from shmstore.errors import (
     listed,
     shown,
 )
-from shmstore.files import SegmentFile, another_user, classify, of_other_namespaces
+from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
 from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
 
@@ -146,19 +146,24 @@ def _writers(inspector: Inspector, arenas: Iterable[Any]) -> list[int]:
     return [facts["writer_pid"] for facts in seen if facts["writer_alive"] and facts["writer_pid"]]
 
 
-def _processes(pids: Iterable[int], place: str) -> str:
-    """Return the processes of a store in words, which may be of another PID namespace; "" for none."""
+def _processes(pids: Iterable[int], place: str | None = None) -> str:
+    """Return the processes in words; "" for none. Of a store they may be of another PID namespace."""
     found: list[int | str] = list(dict.fromkeys(pids))
-    for pid in of_other_namespaces(place, pids):
+    for pid in of_other_namespaces(place, pids) if place else ():
         found[found.index(pid)] = f"{pid} (of another PID namespace)"
     return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
 
 
 def creating(name: str, waited: float) -> WriterActiveError:
-    """Return the error for a store whose creation takes too long."""
+    """Return the error for a store whose creation takes too long; it names the process that creates it."""
+    pids: tuple[int, ...] = ()
+    with suppress(ShmStoreError, OSError):  # it has gone meanwhile
+        file = classify(name)
+        pids = holders(file.device, file.inode)
+    who = _processes(pids) or "another process"
     return WriterActiveError(
-        f"store {shown(name)} is still being created by another process, after {waited:g} seconds",
-        hint=f"wait longer (wait=seconds), or end that process, which `fuser {path_of(name)}` names",
+        f"store {shown(name)} is still being created by {who}, after {waited:g} seconds",
+        hint="let that process continue, or end it; or wait longer (wait=seconds)",
     )
 
 

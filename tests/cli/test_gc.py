@@ -7,6 +7,8 @@ import time
 import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
+from shmstore.bindings import inspect as native
+from shmstore.files import holders
 from shmstore.inspect.segments import look_at, remove_segment
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, peek, piped, poke, running, stop
 from tests.layout import FIELDS
@@ -116,14 +118,23 @@ def _attached(name: str, ready: int) -> None:
     reader.close()
 
 
-def test_what_a_reader_has_stays_unless_forced() -> None:
+def _mapping(name: str, ready: int) -> None:
+    inspector = native.Inspector(name)
+    os.write(ready, b"r")
+    signal.pause()
+    inspector.close()
+
+
+@pytest.mark.parametrize("holder", [_attached, _mapping])
+def test_what_a_process_maps_stays_unless_forced(holder: object) -> None:
     with case("dead") as name:
-        with running(name, _attached) as child:
+        with running(name, holder) as child:  # type: ignore[arg-type]
             stop(child.pid)  # a stopped process holds, too
             (row,) = piped("gc", name, "--yes", "--json").json["segments"]
-            assert ["readers attached: 1", "could be recovered"] == row["kept_because"]
+            assert [f"mapped by {child.pid}", "could be recovered"] == row["kept_because"]
+            assert [child.pid] == row["mapped_by"]
             shown = piped("gc", name).out
-            assert "kept: readers attached: 1; could be recovered\n" in shown
+            assert f"kept: mapped by {child.pid}; could be recovered\n" in shown
             assert "ObjectStoreWriter.open(NAME, ...) takes it over" in shown
             assert (SHM / name).exists()
             assert 0 == piped("gc", name, "--yes", "--force").status
@@ -172,3 +183,18 @@ def test_removal_asks_again_under_the_lock() -> None:
                 remove_segment(info, force=True)
         remove_segment(later)
         assert not (SHM / name).exists()
+
+
+def wait(_: str, ready: int) -> None:
+    os.write(ready, b"r")
+    signal.pause()
+
+
+def test_holders_are_the_processes_that_map_or_open_a_file() -> None:
+    with case("live") as name:
+        info = look_at(name)
+        with running(store_name(), wait) as other:
+            found = holders(info.device, info.inode)
+            assert len(found) >= 1
+            assert other.pid not in found
+            assert os.getpid() not in found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shmstore.files import PREFIX
+from shmstore.files import PREFIX, holders
 from shmstore.integrations.compare import Sources
 from shmstore.integrations.vllm import compare
 from shmstore.store import ObjectStoreWriter
@@ -48,13 +48,12 @@ def _nothing_left_behind() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _no_segment_left_behind() -> Iterator[None]:
     """Fail if a store is left; remove what a vLLM that was killed has left of its own."""
-    from tests.support import anybody_maps  # it loads torch, for which the variables above must be set
-
     before = set(os.listdir("/dev/shm"))
     yield
     left = set(os.listdir("/dev/shm")) - before
     for path in (Path("/dev/shm", name) for name in left if name.startswith(VLLMS)):
-        if not anybody_maps(path):
+        about = path.stat()
+        if not holders(about.st_dev, about.st_ino):
             path.unlink()
     assert set() == {name for name in left if name.startswith(PREFIX)}
 

@@ -9,6 +9,7 @@ from shmstore.cli.commands.common import add_dir, add_json, age, complain, print
 from shmstore.cli.commands.ls import owner
 from shmstore.cli.commands.tables import cell, make_console, make_table
 from shmstore.errors import ShmStoreError
+from shmstore.files import holders
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import find_segments, look_at, remove_segment
 
@@ -21,31 +22,36 @@ _EPHEMERAL = "nobody knows its name; the next create removes it"
 _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.
 
-If the writer is dead, --yes removes a segment unless a reader is attached, or ObjectStoreWriter.open(NAME, ...)
+If the writer is dead, --yes removes a segment unless a process still maps it, or ObjectStoreWriter.open(NAME, ...)
 could recover it. So it removes unfinished creations, damaged segments, and stores with generated names.
 
---yes --force NAME also removes a store that has readers or could be recovered: a process that maps it keeps its pages
+--yes --force NAME also removes a store that is mapped or could be recovered: a process that maps it keeps its pages
 until it ends. A NAME that is not a store ends the command before anything is removed."""
 
 
 @dataclass(slots=True)
 class _Candidate:
     segment: SegmentInfo
+    mapped_by: tuple[int, ...]
+    """Other processes that map it or have it open, as far as this user may see."""
     kept_because: list[str]
     """The reasons to keep it; without any, it may be removed."""
     removed: bool = False
 
 
 def _judge(info: SegmentInfo, force: bool) -> _Candidate:
+    mapped_by = holders(info.device, info.inode)
     reasons = []
     if not force:
-        if info.ranks_alive:
-            reasons.append(f"readers attached: {info.ranks_alive}")
+        if mapped_by:
+            reasons.append("mapped by " + ", ".join(map(str, mapped_by)))
+        elif info.ranks_alive:
+            reasons.append(f"{info.ranks_alive} readers are attached")
         if info.recoverable or (info.facts and not info.ephemeral):  # of a damaged one: an arena is sound
             reasons.append(_RECOVERABLE_ELSEWHERE if info.state == "other version" else _RECOVERABLE)
         elif not reasons and info.state == "unfinished" and time.time() - info.modified_at < _GRACE_SECONDS:
             reasons.append("may be in the making")
-    return _Candidate(info, reasons)
+    return _Candidate(info, mapped_by, reasons)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +61,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--yes", action="store_true", help="remove segments; without it, gc only shows them")
     parser.add_argument(
-        "--force", action="store_true", help="with --yes NAME: even if it has readers or could be recovered"
+        "--force", action="store_true", help="with --yes NAME: even if it is mapped or could be recovered"
     )
     add_dir(parser)
     add_json(parser)
