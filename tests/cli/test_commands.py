@@ -20,10 +20,10 @@ from rich.console import Console
 from shmstore import ObjectStoreWriter
 from shmstore.cli import main as cli
 from shmstore.cli.commands import bench, tables, top
-from shmstore.cli.commands.dump import ring_marks
 from shmstore.cli.commands.tables import make_fitting_table
 from shmstore.cli.main import all_commands
 from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.ring import ring_map
 from shmstore.inspect.segments import look_at
 from shmstore.inspect.verify import damage
 from tests.inspect.cases import CONDITIONS, WIDTH, Ran, Terminal, case, on_terminal, piped, poke, running
@@ -274,8 +274,9 @@ def ring_of(ran: Ran) -> str:
     """Return the marks of the ring in a dump, joined."""
     lines = ran.out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("ring"))
-    end = lines.index("", start)
-    return "".join(re.sub(r"^ *\S+ (B|KiB|MiB) {2}", "", row) for row in lines[start + 1 : end])
+    end = next(i for i, line in enumerate(lines) if "pinned by that rank" in line)
+    rows = [line for line in lines[start + 1 : end] if line.strip() != "v"]
+    return "".join(re.sub(r"^ *\S+ (B|KiB|MiB) {2}", "", row) for row in rows)
 
 
 def test_the_ring_shows_who_holds_what(stores: Stores) -> None:
@@ -293,10 +294,13 @@ def test_the_ring_shows_who_holds_what(stores: Stores) -> None:
     with writer.reserve("open", {"x": torch.zeros(100, dtype=torch.uint8)}) as space:
         marks = ring_of(piped("dump", writer.name))
         del space
-    assert ["P", "P", "L", "L", "o", "o", "L"] == [marks[len(marks) * i // 8 + 2] for i in range(7)]
+    assert ["0", "P", "b", "L", "o", "o", "L"] == [marks[len(marks) * i // 8 + 2] for i in range(7)]
     assert {"w", "."} == set(marks[len(marks) * 7 // 8 + 1 :])
     assert marks[-1] == "."
-    assert re.search(r"^P +pinned +2 +16 KiB +25.0 %$", piped("dump", writer.name).out, re.MULTILINE)
+    memory = {
+        row.split()[0]: row for row in piped("dump", writer.name).out.splitlines() if " KiB" in row and "%" in row
+    }
+    assert "2   16 KiB" in re.sub(" +", "   ", memory["pinned"]).replace("   KiB", " KiB")
     del views
 
 
@@ -309,12 +313,21 @@ def test_a_cell_shows_what_is_hardest_to_free_in_it(stores: Stores) -> None:
     with StoreInspector.open(writer.name) as inspector:
         for step in (lambda: None, lambda: [reader.release(ref) for ref in refs], lambda: reader.release(view)):
             step()
-            seen.append(ring_marks(inspector.snapshot(), 1))
+            seen.append(ring_map(inspector.snapshot(), 1).cells)
         kept = reader.get(writer.get_cached("v"))
         writer.get_cached("k4")
-        seen.append(ring_marks(inspector.snapshot(), 1))
+        seen.append(ring_map(inspector.snapshot(), 1).cells)
         del kept
-    assert ["L", "L", "o", "P"] == seen
+    assert [("a",), ("a",), ("o",), ("0",)] == seen
+
+
+def test_the_hand_is_above_its_cell(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16)
+    writer.put("a", torch.zeros(20000, dtype=torch.uint8))
+    lines = piped("dump", writer.name).out.splitlines()
+    row = next(i for i, line in enumerate(lines) if line.strip() == "v")
+    column = lines[row].index("v")
+    assert ("a", ".") == (lines[row + 1][column - 1], lines[row + 1][column + 1])
 
 
 def test_dump_json_names_everything() -> None:

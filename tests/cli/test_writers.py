@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shmstore import ObjectStoreWriter
-from shmstore.cli.commands.dump import MARKS, ring_marks
 from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.ring import LEGEND, ring_map
 from tests.inspect.cases import OPTIONS, piped, three_writers
 from tests.support import SHM, store_name
 
@@ -56,9 +56,10 @@ def test_dump_shows_the_leases_of_a_dead_writer_among_all() -> None:
 def test_the_ring_shows_the_arenas_one_after_the_other() -> None:
     with three_writers() as (writer, _), StoreInspector.open(writer.name) as inspector:
         snapshot = inspector.snapshot()
-    ring = ring_marks(snapshot, 3 * 64)
-    assert [True, True, True] == [ring[64 * arena] != "." for arena in range(3)]
-    assert {"."} == set(ring[16:64] + ring[66:128] + ring[130:])
+    ring = ring_map(snapshot, 3 * 64)
+    assert [True, True, True] == [ring.cells[64 * arena] != "." for arena in range(3)]
+    assert {"."} == set(ring.cells[16:64]) | set(ring.cells[66:128]) | set(ring.cells[130:])
+    assert [0, 1, 2] == [hand // 64 for hand in ring.hands]
 
 
 def test_ls_and_top_say_how_many_writers_are_alive() -> None:
@@ -111,4 +112,4 @@ def test_a_living_owner_without_a_writer_is_called_that() -> None:
 def test_the_guide_explains_every_mark_of_the_ring() -> None:
     table_of_marks = GUIDE.read_text(encoding="utf-8").split("| mark |")[1].split("\n\n")[0]
     explained = {mark for row in table_of_marks.splitlines()[2:] for mark in re.findall("`(.)`", row.split("|")[1])}
-    assert explained == set(MARKS)
+    assert explained == {end for mark, _ in LEGEND for end in mark.split("-")}

@@ -19,6 +19,7 @@ from shmstore import (
 )
 from shmstore.bindings import inspect as native
 from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.ring import HELD, LIVE, mark_of
 from shmstore.serde import MsgpackSerde, register_type
 from shmstore.serde.decode import Leaf, Named, describe
 from tests.inspect.cases import OPTIONS, fill, running, three_writers
@@ -173,6 +174,7 @@ def test_a_held_lease_says_so_also_after_all_have_read(stores: Stores) -> None:
         snapshot = inspector.snapshot()
     assert [("held", True, ()), ("read", False, ())] == [(s.key, s.held, s.leased_to) for s in snapshot.slots]
     assert [(True, ()), (False, ())] == [(lease.held, lease.waiting_for) for lease in snapshot.leases]
+    assert [HELD, LIVE] == [mark_of(slot) for slot in snapshot.slots]
 
 
 def test_of_several_writers_each_has_a_record_and_the_facts_are_their_sums() -> None:

@@ -38,6 +38,7 @@ from shmstore.errors import shown as short
 from shmstore.files import of_other_namespaces
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import LeaseInfo, SlotInfo, StoreFacts, StoreSnapshot
+from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of, ring_map
 from shmstore.inspect.verify import damage
 from shmstore.places import place_of
 from shmstore.serde.decode import Leaf, Named, describe
@@ -45,61 +46,59 @@ from shmstore.store.stats import MORE_HITS
 
 _ROWS = 20
 _RING_ROWS = 8
-_USES = {
-    "free": (".", "dim"),
-    "deleted": ("x", "dim green"),
-    "held by nobody": ("o", "green"),
-    "leased": ("L", "bold white on blue"),
-    "being written": ("w", "yellow"),
-    "pinned": ("P", "bold white on red"),
-}
-"""What bytes of the ring are used for, from what is free to what is hardest to free, with mark and style."""
-MARKS = "".join(mark for mark, _ in _USES.values())
+_STYLES = {"o": "green", "w": "yellow", "x": "dim green", ".": "dim", "!": "bold white on red"}
 
 
-def _use_of(slot: SlotInfo) -> str:
-    if slot.pinned_by:
-        return "pinned"
-    if slot.state == "writing":
-        return "being written"
-    if slot.leased_to or slot.held:
-        return "leased"
-    return "deleted" if slot.deleted else "held by nobody"
+def _style(mark: str) -> str:
+    """Return the style of a mark of the ring: red for pinned, blue for leased."""
+    if mark in _STYLES:
+        return _STYLES[mark]
+    return "bold white on red" if mark.isdigit() or mark == "P" else "bold white on blue"
 
 
-def ring_marks(snapshot: StoreSnapshot, count: int) -> str:
-    """Return the data regions of all arenas as equal cells, each the mark of what is hardest to free in it."""
-    capacity, cells, uses = snapshot.facts.capacity, [0] * count, list(_USES)
-    for slot in snapshot.slots:
-        start = slot.writer * (capacity // len(snapshot.facts.writers)) + slot.offset
-        end = (start + slot.span - 1) * count // capacity
-        for cell in range(start * count // capacity, min(end + 1, count)):
-            cells[cell] = max(cells[cell], uses.index(_use_of(slot)))
-    return "".join(MARKS[weight] for weight in cells)
-
-
-def _draw_ring(console: Console, snapshot: StoreSnapshot) -> None:
-    """Print a map of the ring, and what its marks are."""
-    capacity, styles = snapshot.facts.capacity, dict(_USES.values())
+def draw_ring(console: Console, snapshot: StoreSnapshot) -> None:
+    """Print the map of the ring with its legend."""
     width = max(16, min(console.width, 120) - 12)
-    marks = ring_marks(snapshot, max(1, min(width * _RING_ROWS, capacity // 64)))
-    cell = capacity / len(marks)
-    console.print(f"[bold]ring[/]  {size(capacity)}, {size(cell)} a cell")
-    for row in range(0, len(marks), width):
-        line = Text(f"{size(row * cell):>10}  ")
-        for mark, run in groupby(marks[row : row + width]):
-            line.append("".join(run), style=styles[mark])
+    ring = ring_map(snapshot, width * _RING_ROWS)
+    console.print(f"[bold]ring[/]  {size(snapshot.facts.capacity)}, {size(ring.cell_bytes)} a cell")
+    if (arenas := len(snapshot.facts.writers)) > 1:
+        console.print(
+            f"  the arenas of writers 0 to {arenas - 1}, {size(snapshot.facts.capacity // arenas)} each, one after the "
+            "other; an object's offset is the one in its writer's arena",
+            style="dim",
+        )
+    for row in range(0, len(ring.cells), width):
+        hands = {hand - row for hand in ring.hands if row <= hand < row + width}
+        if hands:
+            marks = "".join("v" if cell in hands else " " for cell in range(max(hands) + 1))
+            console.print(Text(" " * 12 + marks, style="bold"))
+        line = Text(f"{size(row * ring.cell_bytes):>10}  ")
+        for mark, run in groupby(ring.cells[row : row + width]):
+            line.append("".join(run), style=_style(mark))
         console.print(line, no_wrap=True, crop=True)
-    table = make_table(console, "memory", "", "what", "objects", "bytes", "share", left=("what",))
-    for use, (mark, style) in reversed(_USES.items()):
-        spans = [slot.span for slot in snapshot.slots if _use_of(slot) == use]
-        nbytes = capacity - sum(slot.span for slot in snapshot.slots) if use == "free" else sum(spans)
-        if spans or use == "free":
-            share = f"{100 * nbytes / capacity:.1f} %"
-            table.add_row(Text(mark, style=style), use, str(len(spans) or ""), size(nbytes), share)
+    legend = Text("  ")
+    for mark, meaning in LEGEND:
+        first = mark[0] if len(mark) > 1 else mark
+        legend.append(mark, style="bold" if mark == "v" else _style(first))
+        legend.append(f" {meaning}   ")
+    console.print(legend, soft_wrap=not console.is_terminal)
     console.print()
-    console.print(table)
-    console.print()
+
+
+def _by_use(snapshot: StoreSnapshot) -> list[tuple[str, int, int]]:
+    """Return (use, objects, bytes) of the ring, held objects first; the bytes add up to the capacity."""
+    groups = {"pinned": [0, 0], "leased": [0, 0], "being written": [0, 0], "held by nobody": [0, 0], "deleted": [0, 0]}
+    for slot in snapshot.slots:
+        mark = mark_of(slot)
+        name = {"w": "being written", "o": "held by nobody", "x": "deleted"}.get(mark)
+        name = name or ("pinned" if slot.pinned_by else "leased")
+        groups[name][0] += 1
+        groups[name][1] += slot.span
+    taken = sum(nbytes for _, nbytes in groups.values())
+    return [
+        *((name, n, nbytes) for name, (n, nbytes) in groups.items() if n),
+        ("free", 0, snapshot.facts.capacity - taken),
+    ]
 
 
 def _facts(console: Console, name: str, facts: StoreFacts) -> None:
@@ -183,9 +182,7 @@ def _slots_table(console: Console, snapshot: StoreSnapshot, everything: bool) ->
     title, slots = "objects", snapshot.slots
     if not everything and len(slots) > _ROWS:
         title = f"objects: {_ROWS} of {len(slots)} (--all: all), held ones first, then the largest"
-        slots = tuple(
-            sorted(slots, key=lambda slot: (_use_of(slot) in ("held by nobody", "deleted"), -slot.span))[:_ROWS]
-        )
+        slots = tuple(sorted(slots, key=lambda slot: (mark_of(slot) in (LIVE, DELETED), -slot.span))[:_ROWS])
     optional = {"adopted by": "adopted_by", "kind": "kind", "namespace": "namespace"}
     left_out = {name for name, field in optional.items() if not any(getattr(slot, field) for slot in slots)}
     if len(snapshot.facts.writers) == 1:
@@ -229,7 +226,14 @@ def draw_snapshot(
         console.print()
     for text in damaged:
         console.print(f"damaged: {text}", style="red", markup=False)
-    _draw_ring(console, snapshot)
+    draw_ring(console, snapshot)
+    table = make_table(console, "memory", "what", "objects", "bytes", "share", left=("what",))
+    for what, count, nbytes in _by_use(snapshot):
+        table.add_row(
+            what, str(count) if what != "free" else "", size(nbytes), f"{100 * nbytes / snapshot.facts.capacity:.1f} %"
+        )
+    console.print(table)
+    console.print()
     if snapshot.kinds:
         console.print(kinds_table(console, snapshot.kinds))
         console.print()
