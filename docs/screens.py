@@ -3,7 +3,6 @@
 Run with ``python docs/screens.py``; it writes dump.svg and top.svg into guides/.
 """
 
-import io
 import random
 import threading
 import time
@@ -11,12 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreFullError
-from shmstore.cli.commands.dump import draw_snapshot
-from shmstore.cli.commands.top import Watcher, draw_one
-from shmstore.inspect.inspector import StoreInspector
+from shmstore.cli import main as cli
 
 GUIDES = Path(__file__).resolve().parent / "guides"
 NAME = "mm-cache"
@@ -46,11 +42,6 @@ def load(writer: ObjectStoreWriter, readers: list[ObjectStoreReader], until: thr
         time.sleep(0.004)
 
 
-def console() -> Console:
-    """Return one that shows nothing, and keeps its output for a picture."""
-    return Console(record=True, width=120, file=io.StringIO(), force_terminal=True, highlight=False)
-
-
 def main() -> None:
     """Write the pictures."""
     with ObjectStoreWriter.create(NAME, capacity=96 << 20, n_readers=3, max_objects=256, checksums=True) as writer:
@@ -60,16 +51,8 @@ def main() -> None:
         worker.start()
         try:
             time.sleep(2.5)
-            with StoreInspector.open(NAME) as inspector:
-                picture = console()
-                draw_snapshot(picture, inspector.snapshot())
-                picture.save_svg(str(GUIDES / "dump.svg"), title=f"shmstore dump {NAME}")
-            watcher = Watcher(NAME)
-            watcher.sample()
-            time.sleep(1)
-            picture = console()
-            picture.print(draw_one(picture, watcher.sample()[0]))
-            picture.save_svg(str(GUIDES / "top.svg"), title=f"shmstore top {NAME}")
+            cli.main(["dump", NAME, "--svg", str(GUIDES / "dump.svg")])
+            cli.main(["top", NAME, "--svg", str(GUIDES / "top.svg"), "--interval", "1"])
         finally:
             until.set()
             worker.join()

@@ -175,6 +175,8 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
         assert 2 == cli.main([command.name, "--no-such-option"])
     assert 2 == cli.main(["top", "--interval", "0"])
     assert 2 == cli.main(["dump", "x", "--key", "a", "--object", "1"])
+    for name in ("dump", "top"):
+        assert 2 == cli.main([name, "x", "--json", "--svg", "y"])
 
 
 def test_without_a_command_all_of_them_are_listed() -> None:
@@ -259,12 +261,13 @@ def test_an_output_that_is_full_is_one_line(options: tuple[str, ...]) -> None:
             assert (1, 1) == (ran.returncode, ran.stderr.count("\n")), ran.stderr
 
 
-def test_a_folder_that_is_none_is_named_with_a_hint(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "none", tmp_path / "file"):
-        ran = piped("ls", "--dir", str(path))
-        assert (1, True, False) == (ran.status, f"{path}: " in ran.err, "Errno" in ran.err)
-        assert "hint: pass a path in a folder" in ran.err
+@pytest.mark.parametrize("option", [("--svg",), ("--key", "key-1", "--tensor", "pixels", "--out")])
+def test_a_file_that_cannot_be_made_is_named_with_a_hint(option: tuple[str, ...], tmp_path: Path) -> None:
+    with case("dead") as name:
+        for path in (tmp_path / "none" / "file", tmp_path):
+            ran = piped("dump", name, *option, str(path))
+            assert (1, True, False) == (ran.status, f"{path}: " in ran.err, "Errno" in ran.err)
+            assert "hint: pass a path in a folder" in ran.err
 
 
 # ---- dump
@@ -422,6 +425,16 @@ def test_without_a_look_up_there_is_no_hit_ratio(stores: Stores) -> None:
     assert ([1, 4, 4], 0) == ratios()
 
 
+def test_dump_writes_a_picture(tmp_path: Path) -> None:
+    with case("live") as name:
+        for command in ("dump", "top"):
+            file = tmp_path / f"{command}.svg"
+            assert 0 == piped(command, name, "--svg", str(file), *(["--interval", "0.05"] * (command == "top"))).status
+            text = file.read_text()
+            assert text.startswith("<svg")
+            assert name in text
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_name_is_never_folded_however_narrow_the_screen(width: int) -> None:
     shown = io.StringIO()
@@ -472,7 +485,7 @@ def test_top_draws_a_bar_of_its_width_whatever_a_writer_has_counted(stores: Stor
     assert info.facts is not None
     sample = top.take_sample(replace(info, facts=replace(info.facts, used_bytes=(1 << 64) - 1)), None)
     console = Console(file=io.StringIO(), width=150)
-    console.print(top.draw_one(console, sample))
+    console.print(top.draw_one(console, sample, "rank"))
     assert f" {'#' * 40}\n" in re.sub(" +\n", "\n", console.file.getvalue())  # type: ignore[attr-defined]
 
 
@@ -484,6 +497,14 @@ def test_top_on_a_terminal_leaves_on_ctrl_c_and_restores_the_screen() -> None:
         ran = terminal.end()
     assert 0 == ran.status
     assert "\x1b[?1049l" in ran.out, "the screen from before is back"
+
+
+def test_top_of_all_sorts_stores(stores: Stores) -> None:
+    small, large = (stores.create(capacity=1 << 20) for _ in range(2))
+    large.put("a", torch.zeros(1 << 16))
+    for order, expected in (("name", [small.name, large.name]), ("used", [large.name, small.name])):
+        out = piped("top", "--iterations", "1", "--sort", order).out
+        assert expected == sorted(expected, key=out.index)
 
 
 def test_top_follows_a_store_that_goes_and_says_so() -> None:

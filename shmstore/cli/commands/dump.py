@@ -29,8 +29,10 @@ from shmstore.cli.commands.tables import (
     kinds_table,
     make_console,
     make_fitting_table,
+    make_picture,
     make_table,
     readers_table,
+    save_picture,
     writers_table,
 )
 from shmstore.errors import listed
@@ -284,7 +286,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its tree")
     parser.add_argument("--namespace", metavar="S", help="namespace of --key, if it has one")
     parser.add_argument("--all", action="store_true", help="all ranks, objects and leases, not only some")
-    add_json(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--svg", metavar="FILE", help="write the output as a picture, for a ticket")
+    add_json(form)
 
 
 def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, console: Console) -> None:
@@ -300,7 +304,7 @@ def _run(arguments: argparse.Namespace) -> int:
     one = arguments.key is not None or arguments.object is not None
     if arguments.namespace is not None and arguments.key is None:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)
-    console = make_console()
+    console = make_picture() if arguments.svg else make_console()
     damaged: dict[int, str] = {}
     with StoreInspector.open(arguments.name, arguments.dir) as inspector:
         if one:
@@ -316,7 +320,9 @@ def _run(arguments: argparse.Namespace) -> int:
                 draw_snapshot(console, snapshot, arguments.all, list(damaged.values()))
             if others and not arguments.json:
                 console.print(f"of another PID namespace: process {listed(others)}", style="dim")
-    for text in damaged.values():  # the first: all are on the screen
+    if arguments.svg:
+        save_picture(console, arguments.svg, f"dump {arguments.name}")
+    for text in damaged.values():  # the first: all are in the picture
         return complain("dump", f"{arguments.name}: {text}")
     return EXIT_OK
 

@@ -1,5 +1,6 @@
 """Consoles of the commands that draw, and the tables that several of them show."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
@@ -12,6 +13,7 @@ from shmstore.inspect.records import ReaderInfo, WriterInfo
 from shmstore.store.stats import KindStats
 
 _PLAIN_WIDTH = 200
+_PICTURE_WIDTH = 120
 _IDLE = 8
 """Ranks without a process that get a line each."""
 _GAP = 3
@@ -30,6 +32,17 @@ def make_console() -> Console:
     """Return a console on stdout: with the terminal's width and colours, or wide and plain in a pipe."""
     console = _Console(highlight=False)
     return console if console.is_terminal else _Console(highlight=False, width=_PLAIN_WIDTH, no_color=True)
+
+
+def make_picture() -> Console:
+    """Return a console that shows nothing and keeps its output for `save_picture`."""
+    return Console(record=True, width=_PICTURE_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
+
+
+def save_picture(picture: Console, file: str, title: str) -> None:
+    """Write the output of a console from `make_picture` as SVG, and print the name of the file."""
+    picture.save_svg(file, title=f"shmstore {shown(title)}")
+    print(file)
 
 
 def cell(text: str | Text) -> Text:

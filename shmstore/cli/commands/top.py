@@ -5,8 +5,9 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -31,8 +32,10 @@ from shmstore.cli.commands.tables import (
     kinds_table,
     make_console,
     make_fitting_table,
+    make_picture,
     make_table,
     readers_table,
+    save_picture,
     writers_table,
 )
 from shmstore.errors import ShmStoreError
@@ -122,14 +125,37 @@ class Watcher:
         ]
 
 
-def draw_all(console: Console, samples: Sequence[Sample]) -> RenderableType:
-    """Return the table of all stores."""
+# Names of orders, and the value by which each sorts, largest first.
+_Orders = dict[str, Callable[[Any], float]]
+_STORE_ORDERS: _Orders = {
+    "name": lambda sample: 0,
+    "used": lambda sample: sample.segment.facts.used_bytes if sample.segment.facts else 0,
+    "puts": lambda sample: sample.per_second["puts"],
+    "evictions": lambda sample: sample.per_second["evictions"],
+    "refusals": lambda sample: sample.per_second["refusals"],
+    "lag": lambda sample: sample.oldest_lease_seconds or 0,
+}
+_RANK_ORDERS: _Orders = {
+    "rank": lambda reader: 0,
+    "holds": lambda reader: reader.held_bytes,
+    "lag": lambda reader: reader.lag_seconds or 0,
+    "gets": lambda reader: reader.gets,
+}
+
+
+def _sorted(found: Iterable[Any], orders: _Orders, order: str) -> list[Any]:
+    """Return samples or readers by an order; equal ones, and all of them in an unknown order, stay as they are."""
+    return sorted(found, key=orders.get(order, lambda one: 0), reverse=True)
+
+
+def draw_all(console: Console, samples: Sequence[Sample], order: str) -> RenderableType:
+    """Return the sorted table of all stores."""
     columns = (
         *("name", "owner", "used", "of", "objects", "readers", "put/s", "B/s", "hit/s", "hit ratio", "evict/s"),
         *("refusal/s", "oldest lease"),
     )
     rows: list[tuple[list[str], str]] = []
-    for sample in samples:
+    for sample in _sorted(samples, _STORE_ORDERS, order):
         facts, rate = sample.segment.facts, sample.per_second
         if facts is None:
             rows.append(([sample.segment.name, sample.segment.state, *["-"] * (len(columns) - 2)], "red"))
@@ -170,8 +196,8 @@ def _bar(facts: StoreFacts, width: int) -> Text:
     return Text("#" * full, style="green") + Text("-" * (width - full), style="dim")
 
 
-def draw_one(console: Console, sample: Sample) -> RenderableType:
-    """Return the screen of one store: counts and rates, then a line for each rank."""
+def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
+    """Return the screen of one store: counts and rates, then a line for each rank, sorted."""
     facts, rate = sample.segment.facts, sample.per_second
     if facts is None:
         problem = sample.segment.problem or "no superblock yet"
@@ -198,38 +224,40 @@ def draw_one(console: Console, sample: Sample) -> RenderableType:
         table.add_row(f"hit ratio at {factor}x capacity", recent, hit_ratio(facts, factor))
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
     table.add_row("refusals", f"{rate['refusals']:.1f}", str(facts.refusals))
-    ranks = readers_table(console, sample.readers, "ranks")
+    ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
     kinds: list[RenderableType] = [Text(), kinds_table(console, sample.kinds)] if sample.kinds else []
     arenas: list[RenderableType] = [Text(), writers_table(console, facts.writers)] if several else []
     return Group(head, used, *_tier(sample, "tier"), Text(), table, *arenas, *kinds, Text(), ranks)
 
 
-def _draw(console: Console, samples: Sequence[Sample], one: bool) -> RenderableType:
-    return draw_one(console, samples[0]) if one else draw_all(console, samples)
+def _draw(console: Console, samples: Sequence[Sample], one: bool, order: str) -> RenderableType:
+    return draw_one(console, samples[0], order) if one else draw_all(console, samples, order)
 
 
-def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace) -> None:
+def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
     one = arguments.name is not None
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for _ in itertools.count() if arguments.iterations is None else range(arguments.iterations):
-            live.update(_draw(console, watcher.sample(), one), refresh=True)
+            live.update(_draw(console, watcher.sample(), one, order), refresh=True)
             time.sleep(arguments.interval)
 
 
-def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace) -> None:
-    """Print every sample."""
-    last = (arguments.iterations or math.inf) - 1
+def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
+    """Print every sample, or only the last one as a picture."""
+    last = (arguments.iterations or (2 if arguments.svg else math.inf)) - 1
     for number in itertools.count():
         samples = watcher.sample()
         if arguments.json:
             print_json({"ok": not watcher.wrong(), "stores": samples})
-        else:
-            console.print(_draw(console, samples, arguments.name is not None))
+        elif not arguments.svg or number == last:
+            console.print(_draw(console, samples, arguments.name is not None, order))
             console.print()
             sys.stdout.flush()
         if number == last:
             break
         time.sleep(arguments.interval)
+    if arguments.svg:
+        save_picture(console, arguments.svg, f"top {arguments.name or ''}".strip())
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -245,18 +273,23 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval", type=interval, default=1.0, metavar="S", help="seconds between samples (default 1)"
     )
     parser.add_argument("--iterations", type=positive_argument, metavar="N", help="number of samples (default: no end)")
-    add_json(parser)
+    choices = sorted({*_STORE_ORDERS, *_RANK_ORDERS})
+    parser.add_argument("--sort", choices=choices, help="the order, largest first (default: by name or rank)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
+    add_json(form)
     add_dir(parser, or_pid=True)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     watcher = Watcher(arguments.name, arguments.dir)
-    console = make_console()
+    console = make_picture() if arguments.svg else make_console()
+    order = arguments.sort or ("rank" if arguments.name else "name")
     try:
-        if console.is_terminal and not arguments.json:
-            _live(console, watcher, arguments)
+        if console.is_terminal and not (arguments.json or arguments.svg):
+            _live(console, watcher, arguments, order)
         else:
-            _plain(console, watcher, arguments)
+            _plain(console, watcher, arguments, order)
     except KeyboardInterrupt:
         pass
     wrong = watcher.wrong()
