@@ -15,8 +15,6 @@ from shmstore.bindings.handles import owned, require, words_of
 if TYPE_CHECKING:
     import numpy as np
 
-MAX_READERS: int = lib.SHMS_MAX_READERS
-ALIGN: int = lib.SHMS_ALIGN
 FLAGS: dict[str, int] = {
     name: getattr(lib, f"SHMS_{name.upper()}") for name in ("prefault", "huge_pages", "fifo", "checksums")
 }

@@ -183,6 +183,13 @@ def differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
     return differ
 
 
+def _facts(name: str) -> dict[str, Any]:
+    """Return what the superblock of a store says; nothing if it is not to be read any more."""
+    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
+        return inspector.facts()
+    return {}
+
+
 def _other_options(name: str, differ: list[str], hint: str) -> LayoutMismatchError:
     return LayoutMismatchError(f"store {shown(name)} was created with other options: {', '.join(differ)}", hint=hint)
 
@@ -242,11 +249,8 @@ def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:
 
 
 def _other_ranks(name: str, ranks: int) -> LayoutMismatchError:
-    has = "another number of"
-    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
-        has = str(inspector.facts()["n_readers"])
     return LayoutMismatchError(
-        f"store {shown(name)} has {has} ranks, not {ranks}",
+        f"store {shown(name)} has {_facts(name).get('n_readers', 'another number of')} ranks, not {ranks}",
         hint="give all processes the same n_readers (world_size * data_parallel_size in the configuration of caches), "
         "and a reader the handle that the writer made",
     )
@@ -289,12 +293,8 @@ def all_in_use(name: str, ranks: int) -> RankInUseError:
 
 
 def _there_is_no(what: Literal["arena", "rank"], number: int | None, name: str) -> ValueError:
-    has = "fewer of them"
-    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
-        option = "n_writers" if what == "arena" else "n_readers"
-        count = inspector.facts()[option]
-        has = f"{what}s 0 to {count - 1} ({option} is {count})"
-    return ValueError(f"store {shown(name)} has no {what} {number}; it has {has}")
+    option = "n_writers" if what == "arena" else "n_readers"
+    return ValueError(f"store {shown(name)} has no {what} {number}: {option} is {_facts(name).get(option, 'lower')}")
 
 
 def full(

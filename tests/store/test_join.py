@@ -122,7 +122,7 @@ def test_an_arena_that_is_taken_is_refused_with_the_process_that_has_it(stores: 
 def test_an_arena_that_does_not_exist_is_refused(stores: Stores) -> None:
     writer = stores.create(**OPTIONS, n_writers=3)
     for index in (3, MAX_WRITERS - 1):
-        with raises(ValueError, names=[writer.name, f"no arena {index}", "arenas 0 to 2 (n_writers is 3)"]):
+        with raises(ValueError, names=[writer.name, f"no arena {index}", "n_writers is 3"]):
             ObjectStoreWriter.join(writer.name, index)
     for index in (-1, MAX_WRITERS):
         with pytest.raises(ValueError, match=f"index must be from 0 to {MAX_WRITERS - 1}, not {index}"):
@@ -477,7 +477,7 @@ def test_a_store_is_created_again_only_where_each_arena_is_damaged(
     assert before != writer.handle.store_id
 
 
-def test_open_waits_for_a_stopped_creator_only_so_long_and_names_it(stores: Stores, name: str) -> None:
+def test_open_waits_for_a_stopped_creator_only_so_long(stores: Stores, name: str) -> None:
     ready = Signal()
 
     def create() -> None:
@@ -490,7 +490,7 @@ def test_open_waits_for_a_stopped_creator_only_so_long_and_names_it(stores: Stor
     try:
         ready.wait()
         started = time.monotonic()
-        with raises(WriterActiveError, names=[name, f"process {creator.pid}"], hint=["wait=seconds"]):
+        with raises(WriterActiveError, names=[name], hint=["wait=seconds", "fuser"]):
             ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=0.3)
         assert 0.3 <= time.monotonic() - started < 30
     finally:
