@@ -290,6 +290,13 @@ class StoreInspector:
         """Return a copy of an object's metadata. Raises StaleRefError if the object is gone."""
         return bytes(self._native.copy(slot.slot, slot.object_id, slot.key_len, slot.meta_len))
 
+    def payload(self, slot: SlotInfo, start: int, size: int) -> bytearray:
+        """Return a copy of `size` bytes of an object's payload from `start` on.
+
+        Raises StaleRefError if the object is gone.
+        """
+        return self._native.copy(slot.slot, slot.object_id, slot.payload_at + start, size)
+
     def raw_findings(self) -> list[dict[str, int]]:
         """Return the findings of verify.c in the tables; `shmstore.inspect.verify` explains them."""
         return self._native.verify()

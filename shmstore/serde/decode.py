@@ -7,7 +7,7 @@ plan checks only that the payload is long enough.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -61,6 +61,10 @@ class Leaf:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    offset: int = field(compare=False)
+    """Where its bytes are in the payload."""
+    carrier: "np.dtype[Any]" = field(compare=False)
+    """What numpy has for the dtype: if it lacks it, an integer of the same size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +237,8 @@ class _Compiler:
         if self.mode == "describe":
             if (known := carrier_of(node[1])) is None:
                 raise CorruptStoreError(f"the meta bytes hold a tensor of unknown dtype {shown(node[1])}")
-            return _Constant(Leaf("tensor", node[1], *self.place(node, known.itemsize)[1:]))
+            offset, shape, nbytes = self.place(node, known.itemsize)
+            return _Constant(Leaf("tensor", node[1], shape, nbytes, offset, known))
         torch = tensors.load_torch()
         kind = tensors.KINDS_BY_NAME.get(node[1])
         if kind is None:
@@ -273,7 +278,7 @@ class _Compiler:
             raise CorruptStoreError("the meta bytes hold an array of subarrays")
         offset, shape, nbytes = self.place(node, dtype.itemsize)
         if self.mode == "describe":
-            return _Constant(Leaf("array", str(dtype), shape, nbytes))
+            return _Constant(Leaf("array", str(dtype), shape, nbytes, offset, dtype))
         ndarray = np.ndarray
         writable = self.mode != "view"
         if nbytes == 0:

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -174,6 +175,8 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
         assert f"example: {command.example}" in capsys.readouterr().out
         assert 2 == cli.main([command.name, "--no-such-option"])
     assert 2 == cli.main(["top", "--interval", "0"])
+    assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])
+    assert 2 == cli.main(["dump", "x", "--tensor", "pixels", "--out", "y"])
     assert 2 == cli.main(["dump", "x", "--key", "a", "--object", "1"])
     for name in ("dump", "top"):
         assert 2 == cli.main([name, "x", "--json", "--svg", "y"])
@@ -364,7 +367,7 @@ def test_a_rank_is_shown_with_its_state_and_what_a_death_has_left(stores: Stores
     assert expected == [(row[2], row[4]) for row in cells]
 
 
-def test_dump_of_one_object_shows_its_tree() -> None:
+def test_dump_of_one_object_shows_its_tree_and_copies_a_tensor_out(tmp_path: Path) -> None:
     with case("dead") as name:
         shown = piped("dump", name, "--key", "key-3")
         assert "pixels: tensor int32 (3, 100)" in shown.out
@@ -373,7 +376,15 @@ def test_dump_of_one_object_shows_its_tree() -> None:
         assert [("pixels", [3, 100], 1200), ("n", None, 0)] == [
             (part["path"], part["shape"], part["nbytes"]) for part in tree
         ]
-        for arguments in (("--key", "none"), ("--object", "99")):
+        out = tmp_path / "tensor"
+        assert 0 == piped("dump", name, "--object", "3", "--tensor", "pixels", "--out", str(out)).status
+        np.testing.assert_array_equal(np.full((3, 100), 3, np.int32), np.load(out))
+        for arguments in (
+            ("--key", "none"),
+            ("--object", "99"),
+            ("--object", "3", "--tensor", "n", "--out", str(out)),
+            ("--object", "3", "--tensor", "pixels", "--out", str(tmp_path / "no" / "where")),
+        ):
             assert 1 == piped("dump", name, *arguments).status
 
 

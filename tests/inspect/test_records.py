@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -325,6 +326,10 @@ class Point:
         self.xy = xy
 
 
+def leaf(kind: Any, dtype: str, shape: tuple[int, ...], nbytes: int) -> Leaf:
+    return Leaf(kind, dtype, shape, nbytes, 0, np.dtype(np.uint8))
+
+
 def test_the_tree_names_every_leaf(stores: Stores) -> None:
     register_type("test.Point", Point, lambda point: {"xy": point.xy}, lambda tree: Point(tree["xy"]))
     value = {
@@ -339,10 +344,10 @@ def test_the_tree_names_every_leaf(stores: Stores) -> None:
     with StoreInspector.open(writer.name) as inspector:
         slot = inspector.find(key="k")
         assert describe(inspector.metadata(slot), slot.payload_bytes) == {
-            "a": [Leaf("tensor", "bfloat16", (2, 3), 12), (Leaf("array", "datetime64[s]", (4,), 32), 1 << 70)],
-            "e": Leaf("tensor", "float32", (0, 3), 0),
-            "p": Named("test.Point", {"xy": [Leaf("tensor", "int64", (), 8)]}),
-            "r": Leaf("array", "[('i', '<i2'), ('f', '<f8')]", (1,), 10),
+            "a": [leaf("tensor", "bfloat16", (2, 3), 12), (leaf("array", "datetime64[s]", (4,), 32), 1 << 70)],
+            "e": leaf("tensor", "float32", (0, 3), 0),
+            "p": Named("test.Point", {"xy": [leaf("tensor", "int64", (), 8)]}),
+            "r": leaf("array", "[('i', '<i2'), ('f', '<f8')]", (1,), 10),
             (1, "x"): None,
         }
 

@@ -446,8 +446,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert writer is not None
         handle, names, before = writer.handle, writer.keys(), writer.stats()
         writer.close(unlink=False)
-        self.writers = [ObjectStoreWriter.recover(handle if by_handle else self.name)]
-        assert (names, handle, before) == (self.writers[0].keys(), self.writers[0].handle, self.writers[0].stats())
+        writer = ObjectStoreWriter.recover(handle if by_handle else self.name)
+        self.writers = [writer]
+        assert (names, handle, before) == (writer.keys(), writer.handle, writer.stats())
         for block in list(self.blocks):
             self.leave(block)
 

@@ -3,8 +3,10 @@
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -35,7 +37,7 @@ from shmstore.cli.commands.tables import (
     save_picture,
     writers_table,
 )
-from shmstore.errors import listed
+from shmstore.errors import ObjectNotFoundError, listed
 from shmstore.errors import shown as short
 from shmstore.files import of_other_namespaces
 from shmstore.inspect.inspector import StoreInspector
@@ -246,20 +248,36 @@ def draw_snapshot(
     _draw_leases(console, snapshot.leases, everything, len(snapshot.facts.writers) > 1)
 
 
-def _parts(value: Any, path: str = "") -> Iterator[dict[str, Any]]:
+def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves, values and registered types in a stored value, each with its path; "." is the root."""
-    part = {"path": path or ".", "kind": "value", "text": "", "shape": None, "nbytes": 0}
-    if isinstance(value, Leaf):
-        yield part | {"kind": value.kind, "text": value.dtype, "shape": value.shape, "nbytes": value.nbytes}
-    elif isinstance(value, Named):
-        yield part | {"kind": value.name}
+    if isinstance(value, Named):
+        yield path or ".", value
         yield from _parts(value.tree, path)
     elif isinstance(value, (dict, list, tuple)) and value:
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             step = key if isinstance(key, str) else short(key)
             yield from _parts(inner, f"{path}/{step}" if path else step)
     else:
-        yield part | {"text": short(value)}
+        yield path or ".", value
+
+
+def _described(path: str, part: Any) -> dict[str, Any]:
+    """Return what is shown of a part."""
+    if isinstance(part, Leaf):
+        return {"path": path, "kind": part.kind, "text": part.dtype, "shape": part.shape, "nbytes": part.nbytes}
+    kind, text = (part.name, "") if isinstance(part, Named) else ("value", short(part))
+    return {"path": path, "kind": kind, "text": text, "shape": None, "nbytes": 0}
+
+
+def _copy_tensor(inspector: StoreInspector, slot: SlotInfo, leaves: dict[str, Leaf], path: str, file: Path) -> Leaf:
+    """Copy the tensor or array at `path` to a file, and return it; ObjectNotFoundError if there is none."""
+    leaf = leaves.get(path)
+    if leaf is None:
+        raise ObjectNotFoundError(f"there is no tensor at {short(path)}", hint=f"pass one of {listed(leaves)}")
+    data = inspector.payload(slot, leaf.offset, leaf.nbytes) if leaf.nbytes else bytearray()
+    with file.open("wb") as out:  # np.save would append .npy to a name
+        np.save(out, np.ndarray(leaf.shape, leaf.carrier, data), allow_pickle=False)
+    return leaf
 
 
 def _one_object(console: Console, slot: SlotInfo, parts: Sequence[dict[str, Any]], several: bool) -> None:
@@ -285,6 +303,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--key", metavar="K", help="only the object with this key, and its tree of shapes and dtypes")
     which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its tree")
     parser.add_argument("--namespace", metavar="S", help="namespace of --key, if it has one")
+    parser.add_argument("--tensor", metavar="PATH", help="tensor to copy to --out; PATH as shown, . for an array")
+    parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
     parser.add_argument("--all", action="store_true", help="all ranks, objects and leases, not only some")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--svg", metavar="FILE", help="write the output as a picture, for a ticket")
@@ -294,14 +314,24 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, console: Console) -> None:
     slot = inspector.find(key=arguments.key, object_id=arguments.object, namespace=arguments.namespace)
     parts = list(_parts(describe(inspector.metadata(slot), slot.payload_bytes)))
-    if arguments.json:
-        print_json({"ok": True, "object": slot, "tree": parts})
+    described = [_described(*part) for part in parts]
+    if arguments.tensor is not None:
+        leaves = {path: part for path, part in parts if isinstance(part, Leaf)}
+        leaf = _copy_tensor(inspector, slot, leaves, arguments.tensor, arguments.out)
+        if arguments.json:
+            print_json({"ok": True, "file": str(arguments.out), **_described(arguments.tensor, leaf)})
+        else:
+            print(f"{arguments.out}: {leaf.dtype} {leaf.shape}, object {slot.object_id}")
+    elif arguments.json:
+        print_json({"ok": True, "object": slot, "tree": described})
     else:
-        _one_object(console, slot, parts, len(inspector.facts().writers) > 1)
+        _one_object(console, slot, described, len(inspector.facts().writers) > 1)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     one = arguments.key is not None or arguments.object is not None
+    if (arguments.tensor is None) != (arguments.out is None) or (arguments.tensor is not None and not one):
+        return complain("dump", "--tensor needs --out, and --key or --object", EXIT_USAGE)
     if arguments.namespace is not None and arguments.key is None:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)
     console = make_picture() if arguments.svg else make_console()
@@ -330,7 +360,7 @@ def _run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="dump",
     summary="show a store: superblock, ring, holders, readers, objects and leases; or one object's tree",
-    example="shmstore dump mm-cache --object 17",
+    example="shmstore dump mm-cache --object 17 --tensor pixel_values --out pixels.npy",
     add_arguments=_add_arguments,
     run=_run,
 )
