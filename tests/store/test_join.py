@@ -477,7 +477,7 @@ def test_a_store_is_created_again_only_where_each_arena_is_damaged(
     assert before != writer.handle.store_id
 
 
-def test_open_waits_for_a_stopped_creator_only_so_long(stores: Stores, name: str) -> None:
+def test_open_waits_for_a_stopped_creator_only_so_long_and_names_it(stores: Stores, name: str) -> None:
     ready = Signal()
 
     def create() -> None:
@@ -490,7 +490,7 @@ def test_open_waits_for_a_stopped_creator_only_so_long(stores: Stores, name: str
     try:
         ready.wait()
         started = time.monotonic()
-        with raises(WriterActiveError, names=[name], hint=["wait=seconds", "fuser"]):
+        with raises(WriterActiveError, names=[name, f"process {creator.pid}"], hint=["wait=seconds"]):
             ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=0.3)
         assert 0.3 <= time.monotonic() - started < 30
     finally:
