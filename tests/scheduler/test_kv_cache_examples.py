@@ -23,6 +23,28 @@ from tests.scheduler import model
 from tests.scheduler.helpers import admit, features, manager, request
 
 
+def test_the_pool_keeps_the_given_order_at_the_head_and_at_the_tail() -> None:
+    for order, want in (("tail", [7, 2, 4, 1, 3]), ("uncached_first", [4, 1, 3, 7, 2])):
+        pool = BlockPool(8, True, free_order=order)
+        blocks = pool.get_new_blocks(6)
+        assert list(range(1, 7)) == [block.block_id for block in blocks]
+        pool.cache_full_blocks(request("r", range(8)), blocks[1:2], 0, 1, 4, 0)
+        pool.free_blocks([blocks[1], blocks[3], blocks[0], blocks[2]])
+        assert want == pool.free_block_ids()
+        assert {5: 1, 6: 1} == pool.ref_counts()
+        pool.check_valid()
+
+
+def test_a_look_up_over_groups_misses_where_one_misses() -> None:
+    pool = BlockPool(9, True)
+    r = request("r", range(4))
+    a, b = pool.get_new_blocks(2)
+    pool.cache_full_blocks(r, [a], 0, 1, 4, 0)
+    assert None is pool.get_cached_block(r.block_hashes[0], [0, 1])
+    pool.cache_full_blocks(r, [b], 0, 1, 4, 1)
+    assert [a, b] == pool.get_cached_block(r.block_hashes[0], [0, 1])
+
+
 def test_usage_is_a_share_without_the_null_block() -> None:
     pool = BlockPool(5, True)
     pool.get_new_blocks(1)
@@ -30,6 +52,17 @@ def test_usage_is_a_share_without_the_null_block() -> None:
 
 
 # ---- events ----
+
+
+def test_a_stored_event_begins_behind_leading_null_blocks() -> None:
+    pool = BlockPool(9, True, events=True)
+    r = request("r", range(16))
+    blocks = [pool.null_block, pool.null_block, *pool.get_new_blocks(2)]
+    pool.cache_full_blocks(r, blocks, 0, 2, 4, 0)
+    assert [] == pool.take_events()
+    pool.cache_full_blocks(r, blocks, 1, 4, 4, 5)
+    (event,) = pool.take_events()
+    assert ["BlockStored", r.block_hashes[2:], r.block_hashes[1], [*range(8, 16)], 4, None, "GPU", 5] == event.to_list()
 
 
 def test_a_pool_in_use_is_not_reset_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -75,10 +75,6 @@ def refusals(writer: ObjectStoreWriter) -> dict[str, tuple[type[Exception], str,
         "protect empty": (ValueError, "empty", lambda: writer.protect(["there", ""]).__enter__()),
         "cancel bytes": (TypeError, "expected an ObjectRef, not bytes", lambda: writer.cancel(ref.to_bytes())),  # type: ignore[arg-type]
         "cancel None": (TypeError, "not NoneType", lambda: writer.cancel(None)),  # type: ignore[arg-type]
-        "retire -1": (ValueError, "rank must be from 0 to 1", lambda: writer.retire(-1)),
-        "retire 2": (ValueError, "rank must be from 0 to 1", lambda: writer.retire(2)),
-        "retire str": (TypeError, "rank must be an int", lambda: writer.retire("0")),  # type: ignore[arg-type]
-        "retire bool": (TypeError, "rank must be an int", lambda: writer.retire(True)),
     }
 
 

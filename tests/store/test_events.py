@@ -163,17 +163,6 @@ def test_nothing_is_recorded_until_somebody_asks_and_after_a_stop(stores: Stores
     assert 1 == caught.value.lost
 
 
-@pytest.mark.parametrize("position", [-1, 2**60, 2**63])
-def test_a_position_that_no_event_has_had_is_refused(stores: Stores, position: int) -> None:
-    writer = small(stores)
-    with raises(ValueError, names=["position", str(position)]):
-        list(writer.events(position))
-    with raises(TypeError, names=["position"]):
-        writer.events("1")  # type: ignore[arg-type]
-    with raises(ValueError, names=["log_bytes"]):
-        writer.track_events(-1)
-
-
 def test_a_listener_of_a_store_that_was_created_again_is_told() -> None:
     name = store_name()
     with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1) as writer:

@@ -60,26 +60,6 @@ def test_the_estimate_is_within_a_hundredth_of_a_replay(
         assert abs(found.hit_ratio_at(factor) - replayed.hit_ratio) <= 0.01, f"{factor} times the capacity"
 
 
-def test_only_what_was_evicted_counts_and_a_successor_goes_on_counting(stores: Stores) -> None:
-    writer = stores.create(10 * 1088, n_readers=1)
-    writer.retire(0)
-    for number in range(30):
-        writer.put(str(number), DATA[:1024])
-    more = [writer.stats()]
-    for key in ("17", "12", "0"):  # not long ago; longer; longest
-        writer.put(key, DATA[:1024])
-        more.append(writer.stats())
-    fields = [[getattr(stats, name) for name in MORE_HITS.values()] for stats in more]
-    assert [[0, 0, 0], [1, 1, 1], [1, 2, 2], [1, 2, 3]] == fields
-    writer.delete("17")
-    writer.put("17", DATA[:1024])
-    writer.close(unlink=False)
-    successor = stores.recover(writer.name)
-    assert [1, 2, 3] == [getattr(successor.stats(), name) for name in MORE_HITS.values()]
-    successor.put("16", DATA[:1024])
-    assert [1, 2, 3] == [getattr(successor.stats(), name) for name in MORE_HITS.values()]
-
-
 def test_the_ratio_at_a_factor_is_of_hits_and_puts(stores: Stores) -> None:
     writer = stores.create(2048, n_readers=1)
     writer.retire(0)

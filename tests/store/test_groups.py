@@ -1,6 +1,5 @@
 """Groups of ranks: a lease waits for one group, named at the hand-out or once later, and for all ranks otherwise."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,51 +56,7 @@ def test_a_store_with_other_groups_is_another_store(stores: Stores) -> None:
     assert ((2, 6), 0) == (made_again.groups, made_again.recovered)
 
 
-@pytest.mark.parametrize(
-    ("groups", "error", "text"),
-    [
-        ([4, 3], ValueError, "groups must have all 8 ranks between them, in up to 255 groups; [4, 3] is 2 groups of 7"),
-        ([4, 5], ValueError, "[4, 5] is 2 groups of 9 ranks"),
-        ([8, 0], ValueError, "groups[1] must be from 1 to 8, not 0"),
-        ([4, 4.0], TypeError, "groups[1] must be an int, not float"),
-    ],
-)
-def test_groups_that_are_none_are_refused(groups: Any, error: type[Exception], text: str) -> None:
-    for call in (ObjectStoreWriter.create, ObjectStoreWriter.open):
-        with pytest.raises(error) as caught:
-            call(name=store_name(), capacity=4096, n_readers=8, groups=groups)
-        assert text in str(caught.value)
-
-
 # ---- handing out
-
-
-@pytest.mark.parametrize(
-    ("group", "error", "text"),
-    [
-        (2, ValueError, "this store has groups 0 to 1, and no group 2; pass groups=[...] where it is created"),
-        (255, ValueError, "group must be from 0 to 254, not 255"),
-        ("1", TypeError, "group must be an int, not str"),
-    ],
-)
-def test_a_group_that_does_not_exist_changes_nothing(
-    stores: Stores, group: Any, error: type[Exception], text: str
-) -> None:
-    writer = stores.create(n_readers=3, groups=[2, 1])
-    ref = writer.put("k", value(1))
-    before = writer.stats()
-    calls: list[Callable[[], Any]] = [
-        lambda: writer.put("new", value(2), group=group),
-        lambda: writer.get_cached("k", group=group),
-        lambda: writer.get_cached("absent", group=group),
-        lambda: writer.assign_group(ref, group),
-    ]
-    for call in calls:
-        with pytest.raises(error) as caught:
-            call()
-        assert text in str(caught.value)
-    assert before == writer.stats()
-    assert writer.assign_group(ref, 1)
 
 
 # ---- assign_group

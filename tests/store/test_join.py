@@ -25,7 +25,6 @@ from shmstore import (
 )
 from shmstore.bindings import inspect as native
 from shmstore.bindings.inspect import probe
-from shmstore.bindings.store import MAX_WRITERS
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.verify import verify
 from shmstore.store import orphans
@@ -117,19 +116,6 @@ def test_an_arena_that_is_taken_is_refused_with_the_process_that_has_it(stores: 
     finally:
         second.kill()
         third.kill()
-
-
-def test_an_arena_that_does_not_exist_is_refused(stores: Stores) -> None:
-    writer = stores.create(**OPTIONS, n_writers=3)
-    for index in (3, MAX_WRITERS - 1):
-        with raises(ValueError, names=[writer.name, f"no arena {index}", "n_writers is 3"]):
-            ObjectStoreWriter.join(writer.name, index)
-    for index in (-1, MAX_WRITERS):
-        with pytest.raises(ValueError, match=f"index must be from 0 to {MAX_WRITERS - 1}, not {index}"):
-            ObjectStoreWriter.join(writer.name, index)
-    for thing in ("1", 1.0, True):
-        with pytest.raises(TypeError, match="index must be an int"):
-            ObjectStoreWriter.join(writer.name, thing)  # type: ignore[arg-type]
 
 
 def test_a_store_of_one_writer_is_joined_only_when_that_has_ended(stores: Stores) -> None:
@@ -497,6 +483,3 @@ def test_open_waits_for_a_stopped_creator_only_so_long_and_names_it(stores: Stor
         creator.kill()
         ready.close()
     assert 0 == stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=0)).recovered
-    for wrong in (-1, float("nan")):
-        with pytest.raises(ValueError, match="wait"):
-            ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=wrong)

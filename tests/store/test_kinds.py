@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytest
 import torch
 
 from shmstore import ObjectStoreWriter, ObjectTooLargeError, StoreFullError
-from tests.support import Stores, raises, random_tensor, segments, store_name
+from tests.support import Stores, raises, random_tensor, store_name
 
 KIB = 1 << 10
 
@@ -24,37 +23,6 @@ def test_a_sixteenth_kind_is_a_value_error_that_names_the_others(stores: Stores)
         writer.put("new", torch.ones(1), kind="one more")
     assert "new" not in writer
     writer.put("new", torch.ones(1), kind="kind-14")
-
-
-@pytest.mark.parametrize("kind", ["", "x" * 24, "a\0b", "ä" * 12, "\ud800", 5, ["image"]])
-def test_a_name_that_no_kind_can_have_is_refused(stores: Stores, kind: Any) -> None:
-    writer = stores.create()
-    with pytest.raises(TypeError if not isinstance(kind, str) else ValueError, match="kind"):
-        writer.put("a", torch.ones(1), kind=kind)
-    assert {} == writer.stats().kinds
-    writer.put("a", torch.ones(1), kind="ä" * 11 + "a")
-
-
-@pytest.mark.parametrize(
-    ("quotas", "error", "words"),
-    [
-        ({"a": 0.0}, ValueError, ("'a'", "fraction")),
-        ({"a": 1.5}, ValueError, ("'a'", "fraction")),
-        ({"a": 1}, ValueError, ("'a'", "bytes", "float")),
-        ({"a": True}, TypeError, ("'a'", "bool")),
-        ({"a": "half"}, TypeError, ("'a'", "str")),
-        ({"": 0.5}, ValueError, ("kind",)),
-        ({f"k{i}": 0.5 for i in range(16)}, ValueError, ("16", "15")),
-        ([("a", 0.5)], TypeError, ("quotas", "list")),
-    ],
-)
-def test_a_wrong_quota_is_refused_before_a_store_is_created(
-    quotas: Any, error: type[Exception], words: tuple[str, ...]
-) -> None:
-    before = segments()
-    with raises(error, words):
-        ObjectStoreWriter.create(capacity=1 << 20, n_readers=1, quotas=quotas)
-    assert before == segments()
 
 
 def test_own_objects_that_are_held_refuse_by_name_and_evict_nothing(stores: Stores) -> None:

@@ -1,8 +1,5 @@
 """Namespaces: a key is found only with its namespace, and one namespace is emptied without the others."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,7 +8,7 @@ from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.verify import verify
 from shmstore.store.arguments import MAX_KEY, packed_key
 from tests.inspect.cases import piped
-from tests.support import Stores, raises, state
+from tests.support import Stores, raises
 
 ONE = torch.ones(4)
 
@@ -72,27 +69,6 @@ def test_clear_empties_one_namespace_and_no_other(stores: Stores) -> None:
     assert 3 == len(writer)
     writer.clear()
     assert ([], 0) == (writer.namespaces(), len(writer))
-
-
-@pytest.mark.parametrize("namespace", ["", "x" * 256, "ä" * 128, "\ud800", 5, b"m1", ("m1",)])
-def test_a_namespace_that_cannot_be_is_refused_and_changes_nothing(stores: Stores, namespace: Any) -> None:
-    writer = stores.create()
-    fill(writer)
-    before = state(writer)
-    error: type[Exception] = ValueError if isinstance(namespace, str) else TypeError
-    calls: list[Callable[[], Any]] = [
-        lambda: writer.put("new", ONE, namespace=namespace),
-        lambda: writer.get_cached("a", namespace=namespace),
-        lambda: writer.is_cached("a", namespace=namespace),
-        lambda: writer.touch("a", namespace=namespace),
-        lambda: writer.delete("a", namespace=namespace),
-        lambda: writer.keys(namespace=namespace),
-        lambda: writer.clear(namespace=namespace),
-    ]
-    for call in calls:
-        with raises(error, ["namespace"]):
-            call()
-    assert before == state(writer)
 
 
 def test_a_long_key_is_hashed_inside_its_namespace(stores: Stores) -> None:

@@ -104,12 +104,6 @@ def test_a_node_that_is_not_there_costs_no_store_that_is(stores: Stores, name: s
     assert ["a"] == stores.recover(name).keys()
 
 
-@pytest.mark.parametrize("wrong", ["0", True, -1, MAX_NODE + 1])
-def test_a_node_is_the_number_of_one(wrong: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="numa_node"):
-        ObjectStoreWriter.create(store_name(), **OPTIONS, numa_node=wrong)
-
-
 def forbid(call: int) -> None:
     """Have the kernel answer that system call with EPERM from now on, as the seccomp profile of a container does."""
     code = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, 0x50000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]

@@ -26,7 +26,7 @@ from shmstore import (
     StoreNotFoundError,
     StoreSpaceError,
 )
-from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS
+from shmstore.bindings.store import MAX_NAME, MAX_READERS
 from tests.layout import FIELDS
 from tests.support import SHM, Stores, bits, frozen, in_child, mount_alone, raises, random_tensor, segments, store_name
 
@@ -113,25 +113,6 @@ def test_a_store_that_is_not_there_is_not_found() -> None:
 
 # ---- numbers
 
-NUMBERS = {"capacity": MAX_CAPACITY, "n_readers": MAX_READERS, "max_object_size": 4096, "max_objects": MAX_OBJECTS}
-
-
-@pytest.mark.parametrize("which", NUMBERS)
-def test_numbers_out_of_range_are_value_errors(which: str) -> None:
-    good: dict[str, Any] = {"capacity": 4096, "n_readers": 1}
-    for number in (0, -1, NUMBERS[which] + 1, 2**64 + 4096):
-        with pytest.raises(ValueError, match=f"{which} must be from 1 to {NUMBERS[which]}, not {number}"):
-            ObjectStoreWriter.create(store_name(), **(good | {which: number}))
-
-
-@pytest.mark.parametrize("which", NUMBERS)
-def test_what_is_no_int_is_a_type_error(which: str) -> None:
-    wrong: list[Any] = [True, 4096.0, "4096"]
-    for thing in wrong:
-        options: dict[str, Any] = {"capacity": 4096, "n_readers": 1, which: thing}
-        with pytest.raises(TypeError, match=f"{which} must be an int.*, not {type(thing).__name__}"):
-            ObjectStoreWriter.create(store_name(), **options)
-
 
 def test_what_counts_as_an_int_is_one(stores: Stores) -> None:
     import numpy as np
@@ -139,19 +120,6 @@ def test_what_counts_as_an_int_is_one(stores: Stores) -> None:
     writer = stores.create(np.int64(5000), n_readers=np.uint8(2))  # type: ignore[arg-type]
     assert (5056, 2) == (writer.stats().capacity, writer.stats().n_readers)  # rounded up to 64
     stores.attach(writer, np.int32(1))  # type: ignore[arg-type]
-
-
-def test_ranks_out_of_range_are_value_errors(stores: Stores) -> None:
-    writer = stores.create(4096, n_readers=2)
-    for rank in (-1, 2, 255, 256, 2**31, 2**32, 2**63, 2**64):
-        for store in (writer.handle, writer.name):
-            with pytest.raises(ValueError, match=r"rank must be from 0|has no rank"):
-                ObjectStoreReader.attach(store, rank)
-    for thing in (True, "0", 0.0):
-        with pytest.raises(TypeError, match="rank must be an int"):
-            ObjectStoreReader.attach(writer.handle, thing)  # type: ignore[arg-type]
-    for rank in (0, 1):
-        stores.attach(writer, rank)
 
 
 @pytest.mark.parametrize(("n_readers", "max_objects"), [(1, 1), (MAX_READERS, 3), (MAX_READERS, None)])

@@ -339,15 +339,6 @@ def test_a_store_that_may_not_be_opened_is_said_to_be_another_user_s(planted: Pa
         assert (errno.EACCES, "run this as user 0") == (error.errno, error.hint), "allow_uid cannot help"
 
 
-@pytest.mark.parametrize("uid", ["0", 1.5, True])
-def test_a_user_is_a_number(planted: Path, uid: Any) -> None:
-    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-        with pytest.raises(TypeError, match="allow_uid"):
-            call(planted.name, allow_uid=uid)
-        with pytest.raises(ValueError, match="allow_uid"):
-            call(planted.name, allow_uid=-1)
-
-
 # ---- numbers at their end
 
 

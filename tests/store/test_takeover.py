@@ -199,13 +199,3 @@ def test_a_user_without_inotify_instances_is_told_so(stores: Stores) -> None:
             ObjectStoreReader.attach(handle, wait=1)
 
     Child(attach).join()
-
-
-@pytest.mark.parametrize(
-    ("wait", "error"), [(-1, ValueError), (float("nan"), ValueError), ("5", TypeError), (True, TypeError)]
-)
-def test_a_time_that_is_not_one_is_refused(stores: Stores, wait: Any, error: type[Exception]) -> None:
-    handle = stores.create(**OPTIONS).handle
-    for rank in (0, None):
-        with raises(error, names=["wait"]):
-            ObjectStoreReader.attach(handle, rank, wait=wait)

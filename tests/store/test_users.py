@@ -308,29 +308,6 @@ def test_a_group_of_others_is_a_typed_error_and_leaves_no_file(folder: Path) -> 
     assert [] == os.listdir(folder)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"mode": 0o400}, ValueError),
-        ({"mode": 0o670}, ValueError),
-        ({"mode": 0o1660}, ValueError),
-        ({"mode": "0660"}, TypeError),
-        ({"mode": True}, TypeError),
-        ({"gid": -1}, ValueError),
-        ({"gid": "users"}, TypeError),
-    ],
-)
-def test_a_mode_and_a_group_that_no_store_can_have(options: dict[str, Any], error: type[Exception]) -> None:
-    with raises(error, list(options)):
-        ObjectStoreWriter.create(capacity=4096, n_readers=1, **options)
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o400, 0o1660])
-def test_a_refused_mode_is_named_in_octal(mode: int) -> None:
-    with raises(ValueError, [f"{mode:#o}"]):
-        ObjectStoreWriter.create(capacity=4096, n_readers=1, mode=mode)
-
-
 def test_a_member_that_is_early_waits_until_the_store_is_opened_to_it(folder: Path) -> None:
     """Between its creation and its mode, a file is its owner's alone, and empty."""
     name = store_name()

@@ -221,20 +221,3 @@ def test_a_put_after_one_that_waited_does_not_wait(stores: Stores, way: Callable
     with pytest.raises(StoreFullError, match=r"^(?!.*seconds)"):
         way(writer, "newer")
     assert time.monotonic() - start < LONG / 2
-
-
-@WAYS
-@pytest.mark.parametrize(
-    ("timeout", "error"),
-    [
-        *((wrong, ValueError) for wrong in (-1, -math.inf, math.nan)),
-        *((wrong, TypeError) for wrong in (True, False, "1", None)),
-    ],
-)
-def test_a_timeout_that_is_no_number_of_seconds_is_refused(
-    stores: Stores, way: Callable[..., None], timeout: Any, error: type[Exception]
-) -> None:
-    writer = stores.create(CAPACITY)
-    with pytest.raises(error, match="timeout"):
-        way(writer, "new", timeout=timeout)
-    assert [] == writer.keys()

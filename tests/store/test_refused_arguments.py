@@ -1,0 +1,134 @@
+"""Arguments that no call takes: a typed error that names the argument, and nothing has changed."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore.bindings.store import MAX_CAPACITY, MAX_NODE, MAX_OBJECTS, MAX_READERS, MAX_WRITERS
+from tests.support import Stores, raises, segments, state, store_name
+
+ONE = torch.ones(1)
+Call = Callable[[ObjectStoreWriter, Any], object]
+
+
+def create(writer: ObjectStoreWriter, value: Any, *, option: str, call: Any = ObjectStoreWriter.create) -> None:
+    call(**{"name": store_name(), "capacity": 4096, "n_readers": 8, option: value})
+
+
+def opening(option: str) -> list[Call]:
+    return [partial(create, option=option), partial(create, option=option, call=ObjectStoreWriter.open)]
+
+
+def reserve(writer: ObjectStoreWriter, value: Any) -> None:
+    with writer.reserve("new", ONE, timeout=value):
+        pass
+
+
+# The argument; the calls; values of a wrong size or content; values of a wrong type.
+REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
+    ("capacity", opening("capacity"), [0, -1, MAX_CAPACITY + 1, 2**64 + 4096], [True, 4096.0, "4096"]),
+    ("n_readers", opening("n_readers"), [0, MAX_READERS + 1], [True, 2.0, "2"]),
+    ("max_object_size", opening("max_object_size"), [0, 4097], [1.5]),
+    ("max_objects", opening("max_objects"), [0, MAX_OBJECTS + 1], [1.5]),
+    ("numa_node", opening("numa_node"), [-1, MAX_NODE + 1], ["0", True]),
+    ("dir", opening("dir"), ["", "/a\0b", "/" + "x" * 4000], [3, b"/dev/shm"]),
+    ("mode", opening("mode"), [0o400, 0o670, 0o1660], ["0660", True]),
+    ("gid", opening("gid"), [-1], ["users"]),
+    ("groups", opening("groups"), [[4, 3], [4, 5], [8, 0]], [[4, 4.0]]),
+    (
+        "quotas",
+        opening("quotas"),
+        [{"a": 0.0}, {"a": 1.5}, {"a": 1}, {f"k{i}": 0.5 for i in range(16)}],
+        [{"a": True}, {"a": "half"}, [("a", 0.5)]],
+    ),
+    ("kind", [lambda w, v: w.put("new", ONE, kind=v)], ["", "x" * 24, "a\0b", "ä" * 12, "\ud800"], [5, ["image"]]),
+    (
+        "namespace",
+        [
+            lambda w, v: w.put("new", ONE, namespace=v),
+            lambda w, v: w.get_cached("old", namespace=v),
+            lambda w, v: w.is_cached("old", namespace=v),
+            lambda w, v: w.touch("old", namespace=v),
+            lambda w, v: w.delete("old", namespace=v),
+            lambda w, v: w.keys(namespace=v),
+            lambda w, v: w.clear(namespace=v),
+        ],
+        ["", "x" * 256, "ä" * 128, "\ud800"],
+        [5, b"m1", ("m1",)],
+    ),
+    (
+        "group",
+        [
+            lambda w, v: w.put("new", ONE, group=v),
+            lambda w, v: w.get_cached("old", group=v),
+            lambda w, v: w.get_cached("absent", group=v),
+            lambda w, v: w.assign_group(w.hold(w.get_cached("old")).ref, v),
+        ],
+        [2, 255],
+        ["1"],
+    ),
+    (
+        "timeout",
+        [lambda w, v: w.put("new", ONE, timeout=v), reserve],
+        [-1, -math.inf, math.nan],
+        [True, False, "1", None],
+    ),
+    (
+        "wait",
+        [
+            lambda w, v: ObjectStoreReader.attach(w.handle, 1, wait=v),
+            lambda w, v: ObjectStoreReader.attach(w.handle, None, wait=v),
+            *opening("wait")[1:],
+        ],
+        [-1, math.nan],
+        ["5", True],
+    ),
+    ("arena", [lambda w, v: ObjectStoreWriter.join(w.name, v)], [1, MAX_WRITERS - 1], []),
+    ("index", [lambda w, v: ObjectStoreWriter.join(w.name, v)], [-1, MAX_WRITERS], ["1", 1.0, True]),
+    (
+        "rank",
+        [lambda w, v: ObjectStoreReader.attach(w.handle, v), lambda w, v: ObjectStoreReader.attach(w.name, v)],
+        [-1, 2, 255, 256, 2**31, 2**32, 2**63, 2**64],
+        [True, "0", 0.0],
+    ),
+    ("rank", [ObjectStoreWriter.retire], [-1, 2], ["0", True]),
+    (
+        "allow_uid",
+        [
+            lambda w, v: ObjectStoreReader.attach(w.name, allow_uid=v),
+            lambda w, v: ObjectStoreWriter.recover(w.name, allow_uid=v),
+        ],
+        [-1],
+        ["0", 1.5, True],
+    ),
+    ("position", [lambda w, v: list(w.events(v))], [-1, 2**60, 2**63], ["1"]),
+    ("log_bytes", [ObjectStoreWriter.track_events], [-1], []),
+]
+
+
+@pytest.mark.parametrize(("argument", "calls", "values", "types"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_an_argument_that_cannot_be_is_refused_by_name_and_changes_nothing(
+    stores: Stores, argument: str, calls: Sequence[Call], values: list[Any], types: list[Any]
+) -> None:
+    writer = stores.create(n_readers=2, groups=[1, 1])
+    writer.track_events()
+    ref = writer.put("old", ONE)
+    before, files = state(writer), segments()
+    for error, wrong in ((ValueError, values), (TypeError, types)):
+        for value in wrong:
+            for call in calls:
+                with raises(error, names=[argument]) as caught:
+                    call(writer, value)
+                assert type(caught.value) is error
+    after = state(writer)
+    if argument == "group":  # of which one call takes a lease first, which ends as garbage
+        before, after = before[0], after[0]
+    assert (before, files) == (after, segments())
+    for rank in range(2):
+        stores.attach(writer, rank)  # none was taken
+    assert writer.cancel(ref)
