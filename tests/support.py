@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
+from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, StoreFullError
 from shmstore.bindings.store import ALIGN, Options, no_space
 from shmstore.store.events import LOG_BYTES
 
@@ -165,6 +165,18 @@ def crowd(writer: ObjectStoreWriter, laps: int = 3) -> None:
     size = writer.stats().capacity
     for i in range(laps * (size // 1024)):
         writer.cancel(writer.put(f"crowd-{writer.stats().next_id}-{i}", random_tensor(i, 900)))
+
+
+def is_held(writer: ObjectStoreWriter) -> bool:
+    """Say whether anybody holds anything, by an object that needs all of the arena; what nobody holds goes for it."""
+    stats = writer.stats()
+    try:
+        writer.cancel(writer.put("all of it", random_tensor(0, min(stats.capacity, stats.max_object_size) - 512)))
+    except StoreFullError:
+        return True
+    writer.delete("all of it")
+    writer.check_valid()
+    return False
 
 
 # ---- errors

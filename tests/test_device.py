@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from shmstore import DeviceError, ObjectStoreReader, ObjectStoreWriter, PickleSerde, StoreClosedError, StoreFullError
+from shmstore import DeviceError, ObjectStoreReader, ObjectStoreWriter, PickleSerde, StoreClosedError
 from shmstore import device as module
 from shmstore.multimodal import MultiModalKwargsItems
 from tests.multimodal.helpers import item
-from tests.support import SHM, Stores, in_child, raises
+from tests.support import SHM, Stores, in_child, is_held, raises
 
 KIB = 1 << 10
 GPU = torch.device("cuda")
@@ -116,14 +116,6 @@ def reader(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreReader:
     return stores.attach(writer)
 
 
-def fills(writer: ObjectStoreWriter) -> bool:
-    try:
-        writer.cancel(writer.put("large", torch.full((56 * KIB,), 7, dtype=torch.uint8)))
-        return True
-    except StoreFullError:
-        return False
-
-
 VALUE = {
     "pixels": torch.arange(4 * KIB, dtype=torch.int32).reshape(64, 64),
     "half": torch.ones(3, dtype=torch.bfloat16),
@@ -154,12 +146,12 @@ def test_the_object_is_held_until_the_copy_is_done(
     gc.collect()
     assert 99 == found["flags"].view(torch.uint8)[0], "the copy has not been made yet"
     module.release_done()
-    assert not fills(writer)
+    assert is_held(writer)
     cuda.run()
     check(found)
-    assert not fills(writer), "nobody has looked at the event"
+    assert is_held(writer), "nobody has looked at the event"
     module.release_done()  # as the next copy does
-    assert fills(writer)
+    assert not is_held(writer)
     check(found)
 
 
@@ -183,7 +175,7 @@ def test_close_waits_for_the_copies_and_unlocks_the_pages(
     assert ([address], 1) == (cuda.unregistered, cuda.waits)
     reader.close()
     assert [address] == cuda.unregistered
-    assert fills(writer)
+    assert not is_held(writer)
     with pytest.raises(StoreClosedError):
         ObjectStoreReader.register_host_memory(closed(writer))
 
@@ -321,7 +313,7 @@ def test_an_error_while_a_copy_begins_keeps_nothing(
         reader.get(writer.put("a", VALUE), device=GPU)
     gc.collect()
     assert [] == cuda.waiting, "the copy that had begun was waited for"
-    assert fills(writer)
+    assert not is_held(writer)
 
 
 def test_a_forked_child_waits_for_no_copy_and_unlocks_no_page_of_its_parent(
@@ -336,7 +328,7 @@ def test_a_forked_child_waits_for_no_copy_and_unlocks_no_page_of_its_parent(
         return len(module._in_flight), cuda.waits, len(cuda.unregistered)
 
     assert (0, 0, 0) == in_child(forget)
-    assert not fills(writer)
+    assert is_held(writer)
     cuda.run()
     check(found)
 
@@ -347,10 +339,10 @@ def test_items_that_are_joined_on_a_device_are_held_until_then(
     ref = writer.put("a", item(32 * KIB, 5))
     joined = MultiModalKwargsItems.from_seq([reader.get(ref)]).get_data(device=GPU)["pixels"]
     gc.collect()
-    assert not fills(writer)
+    assert is_held(writer)
     cuda.run()
     module.release_done()
-    assert fills(writer)
+    assert not is_held(writer)
     assert isinstance(joined, torch.Tensor)
     assert torch.full((1, 32 * KIB), 5, dtype=torch.uint8).equal(joined)
 
@@ -359,7 +351,7 @@ def test_the_cpu_as_a_device_means_a_private_copy(writer: ObjectStoreWriter, rea
     found = reader.get(writer.put("a", VALUE), device="cpu")
     check(found)
     found["pixels"].zero_()
-    assert fills(writer)
+    assert not is_held(writer)
 
 
 def test_another_serializer_is_refused_before_anything_is_acknowledged(stores: Stores, cuda: Cuda) -> None:

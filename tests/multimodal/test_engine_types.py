@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter
+from shmstore import CacheMissError, ObjectRef
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
@@ -21,7 +21,7 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from tests.multimodal.helpers import MIB, config, item, update
-from tests.support import in_child, raises
+from tests.support import in_child, is_held, raises
 
 Picture = dict[str, Any]
 KIB = 1 << 10
@@ -126,15 +126,6 @@ Pair = tuple[ShmObjectStoreSenderCache[Picture, Updates], list[ObjectRef]]
 SHM = config(MIB, 64 * KIB, cache_type="shm", shm_max_object_size_mb=1, world_size=2)
 
 
-def fills(writer: ObjectStoreWriter) -> bool:
-    try:
-        writer.cancel(writer.put("large", torch.zeros(56 * KIB, dtype=torch.uint8)))
-        writer.delete("large")
-        return True
-    except MemoryError:
-        return False
-
-
 @pytest.fixture
 def held() -> Iterator[Pair]:
     """Yield a sender whose leases are held, after it has sent "a" twice."""
@@ -160,11 +151,11 @@ def test_held_references_are_read_again_until_the_request_ends(held: Pair, polic
         for cache in workers:
             for ref in refs:
                 assert same(picture("a", 16 * KIB), cache.get_and_update_item(ref, "a"))
-    assert not fills(sender.writer)
+    assert is_held(sender.writer)
     assert 1 == sender.release(refs[:1])
-    assert not fills(sender.writer)
+    assert is_held(sender.writer)
     assert [1, 0] == [sender.release(refs), sender.release(refs)]
-    assert fills(sender.writer)
+    assert not is_held(sender.writer)
     for cache in workers:
         cache.close()
 
@@ -200,9 +191,9 @@ def test_views_and_private_items_keep_their_bytes_in_the_store_and_copies_do_not
         if writable:
             features[0].data["pixels"].add_(1)
             assert 2 == features[0].data["pixels"][0]
-        assert fills(sender.writer) is not bool(pins)
+        assert is_held(sender.writer) is bool(pins)
         features.clear()
-        assert fills(sender.writer)
+        assert not is_held(sender.writer)
 
 
 @dataclass(frozen=True)

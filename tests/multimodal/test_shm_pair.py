@@ -18,6 +18,7 @@ from shmstore.multimodal import (
 )
 from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput
 from tests.multimodal.helpers import MIB, config, features, item, shm_sender, shm_worker, three_tensors, update
+from tests.support import is_held
 
 KIB = 1 << 10
 
@@ -51,17 +52,6 @@ class Engine:
         for worker in self.workers:
             batch = worker.get_and_update_features(features(list(mm_hashes), [sent for sent, _ in outputs]))
         return [feature.data for feature in batch]
-
-    def fits_whole(self) -> bool:
-        """Return whether nothing is held: one object of nearly the whole capacity goes in, and out again."""
-        writer = self.sender.writer
-        try:
-            ref = writer.put("whole", torch.zeros(writer.stats().max_object_size - 128, dtype=torch.uint8))
-        except MemoryError:
-            return False
-        writer.cancel(ref)
-        writer.delete("whole")
-        return True
 
 
 def refs(outputs: Iterable[ProcessorOutput]) -> list[ObjectRef]:
@@ -230,7 +220,7 @@ def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit() -> None:
             assert CacheInfo(1, 2) == engine.sender.make_stats(delta=True)
             assert [item(10), item(10)] == engine.read(outputs, "aa")
             engine.sender.clear_cache()
-        assert engine.fits_whole()
+        assert not is_held(engine.sender.writer)
 
 
 # --- all or nothing ------------------------------------------------------------------------------------------------
@@ -252,7 +242,7 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item() -> None:
         assert before == engine.sender.make_stats()
         assert [True, False, False, False] == engine.sender.is_cached(["old", "new", "bad", "later"])
         assert ["old"] == engine.sender.writer.keys()
-        assert engine.fits_whole()
+        assert not is_held(engine.sender.writer)
 
 
 def test_a_batch_that_fails_gives_back_what_it_counted_inline() -> None:
@@ -272,10 +262,10 @@ def test_a_request_that_ends_early_gives_its_leases_back_once_and_safely() -> No
     with Engine(MIB, workers=2) as engine:
         outputs = engine.send(a=10, b=10)
         sent = [*(ref for ref, _ in outputs), item(1), None]
-        assert not engine.fits_whole()
+        assert is_held(engine.sender.writer)
         assert 2 == engine.sender.release(sent)
         assert 0 == engine.sender.release(sent)
-        assert engine.fits_whole()
+        assert not is_held(engine.sender.writer)
         after = engine.send(c=10)
         engine.read(after, "c")
         engine.sender.release(ref for ref, _ in after)  # after they have read

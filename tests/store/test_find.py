@@ -13,9 +13,8 @@ from shmstore import (
     RankInUseError,
     StaleRefError,
     StoreClosedError,
-    StoreFullError,
 )
-from tests.support import Stores
+from tests.support import Stores, is_held
 
 HALF = 500_000
 """Bytes of an object; the store has room for two."""
@@ -51,15 +50,6 @@ def found(reader: ObjectStoreReader, key: str, namespace: str | None = None) -> 
     return pinned
 
 
-def full(writer: ObjectStoreWriter) -> bool:
-    """Say whether what is held leaves no room for an object of the whole store."""
-    try:
-        writer.put("whole", np.zeros(2 * HALF, np.uint8))
-    except StoreFullError:
-        return True
-    return False
-
-
 def test_an_object_is_found_by_key_and_read_by_its_reference(
     writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
 ) -> None:
@@ -68,12 +58,12 @@ def test_an_object_is_found_by_key_and_read_by_its_reference(
     assert [True, False] == [finder.has("a"), finder.has("b")]
     with found(finder, "a") as pinned:
         assert 0 == pinned.ref.lease
-        assert full(writer)
+        assert is_held(writer)
         assert (finder.get(pinned.ref) == value(7)).all()
         assert (reader.get(pinned.ref) == value(7)).all()
         assert 0 == writer.stats().open_leases
     pinned.end()
-    assert not full(writer)
+    assert not is_held(writer)
     with pytest.raises(StaleRefError):
         reader.get(pinned.ref)
 
@@ -93,11 +83,11 @@ def test_garbage_ends_the_pin_and_views_hold_for_themselves(
     view = finder.get(pinned.ref)
     del pinned
     gc.collect()
-    assert full(writer)
+    assert is_held(writer)
     assert (view == value(7)).all()
     del view
     gc.collect()
-    assert not full(writer)
+    assert not is_held(writer)
 
 
 def test_a_pin_outlives_its_reader_and_belongs_to_its_process(
@@ -112,10 +102,10 @@ def test_a_pin_outlives_its_reader_and_belongs_to_its_process(
         finder.find("a")
     with pytest.raises(RankInUseError):
         stores.attach(writer, 1)
-    assert full(writer)
+    assert is_held(writer)
     pinned.end()
     stores.attach(writer, 1)
-    assert not full(writer)
+    assert not is_held(writer)
 
 
 def test_each_writers_objects_are_found_and_a_writer_finds_what_others_stored(stores: Stores) -> None:

@@ -31,7 +31,7 @@ from shmstore.store import orphans
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, store_name
+from tests.support import SHM, Child, Signal, Stores, bits, is_held, raises, random_tensor, store_name
 
 SIZE = 900
 OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 16}
@@ -50,17 +50,6 @@ def three(stores: Stores) -> list[ObjectStoreWriter]:
     """Three writers of one store with two ranks."""
     first = stores.create(**OPTIONS, n_writers=3)
     return [first, join(stores, first.handle), join(stores, first.name)]
-
-
-def is_free(writer: ObjectStoreWriter) -> bool:
-    """Evict all that the writer has, and say whether that went."""
-    try:
-        with writer.reserve("all", random_tensor(0, writer.stats().capacity - 256)):
-            pass
-    except StoreFullError:
-        return False
-    assert writer.keys() == ["all"]
-    return writer.delete("all")
 
 
 class Process:
@@ -239,7 +228,7 @@ def test_a_killed_writer_leaves_its_objects_to_the_next_that_joins(stores: Store
     heir = join(stores, first.handle, keep_leases=keep_leases)
     assert (1, 2, ["a", "b"]) == (heir.index, heir.recovered, heir.keys())
     assert (2 if keep_leases else 0) == heir.stats().open_leases
-    assert is_free(heir) is not keep_leases
+    assert is_held(heir) is keep_leases
 
 
 # ---- objects of others
@@ -276,7 +265,7 @@ def test_a_reference_belongs_to_the_writer_that_handed_it_out(three: list[Object
         for call in (other.cancel, other.hold, lambda ref, other=other: other.assign_group(ref, 0)):
             with raises(StaleRefError, hint=["writer"]):
                 call(ref)
-    assert not is_free(first)
+    assert is_held(first)
     assert second.cancel(ref)
     assert not second.cancel(ref)
 
@@ -302,11 +291,11 @@ def test_what_is_protected_of_another_stays_until_the_block_ends(three: list[Obj
     first.cancel(first.put("k", value(1)))
     before = second.stats()
     with second.protect(["absent", "k"]):
-        assert not is_free(first)
+        assert is_held(first)
         after = second.stats()
         assert (after.hits, after.adopted, after.open_leases) == (before.hits, before.adopted, 1)
     assert second.stats().open_leases == 0
-    assert is_free(first)
+    assert not is_held(first)
 
 
 def test_protection_without_a_free_entry_is_refused_and_protects_nothing(stores: Stores) -> None:
@@ -322,7 +311,7 @@ def test_protection_without_a_free_entry_is_refused_and_protects_nothing(stores:
     assert all(map(second.cancel, taken))
     with second.protect(["k", "l"]):
         assert second.stats().open_leases == 2
-    assert is_free(first)
+    assert not is_held(first)
 
 
 # ---- deleting

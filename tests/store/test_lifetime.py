@@ -13,31 +13,13 @@ from shmstore import (
     MsgpackSerde,
     ObjectStoreWriter,
     StoreClosedError,
-    StoreFullError,
     TensorSpec,
     WriterActiveError,
 )
-from tests.support import Stores, bits, in_child, is_mapped, random_tensor, store_name
+from tests.support import Stores, bits, crowd, in_child, is_held, is_mapped, store_name
 
 CAPACITY = 64 * 1024
 NUMBERS = torch.arange(1024, dtype=torch.float32).reshape(32, 32)
-ALL = random_tensor(0, CAPACITY - 1024)
-"""A value that needs all of the ring."""
-
-
-def crowd(writer: ObjectStoreWriter) -> None:
-    """Write over every byte of the ring that may be had, twice."""
-    for i in range(2 * CAPACITY // 1024):
-        writer.cancel(writer.put(f"crowd-{writer.stats().next_id}", torch.full((900,), i % 251, dtype=torch.uint8)))
-
-
-def is_held(writer: ObjectStoreWriter) -> bool:
-    """Say whether anybody holds anything, by a put that needs everything."""
-    try:
-        writer.cancel(writer.put(f"all-{writer.stats().next_id}", ALL))
-    except StoreFullError:
-        return True
-    return False
 
 
 class Through:

@@ -19,8 +19,8 @@ from shmstore import (
     ObjectStoreWriter,
     SharedMemoryError,
 )
-from tests.store.test_lifetime import CAPACITY, is_held
-from tests.support import Stores, bits, frozen, in_child, raises, random_tensor
+from tests.store.test_lifetime import CAPACITY
+from tests.support import Stores, bits, frozen, in_child, is_held, raises, random_tensor
 
 VALUE: dict[str, Any] = {
     "t": random_tensor(1, 5000),
