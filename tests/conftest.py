@@ -56,6 +56,17 @@ def name() -> Iterator[str]:
 
 
 @pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder of a tmpfs that no other test has."""
+    path = SHM / store_name()
+    path.mkdir()
+    yield path
+    for left in path.iterdir():
+        left.unlink()
+    path.rmdir()
+
+
+@pytest.fixture
 def often() -> Iterator[None]:
     """Let threads take turns a hundred times as often as usual."""
     before = sys.getswitchinterval()

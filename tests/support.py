@@ -333,3 +333,16 @@ class Signal:
     def close(self) -> None:
         os.close(self._reading)
         os.close(self._writing)
+
+
+@contextmanager
+def alive(function: Callable[..., Any], *arguments: Any) -> Iterator[Child]:
+    """Run a function in a child, from when it has sent the Signal that is its last argument; killed in the end."""
+    ready = Signal()
+    child = Child(function, *arguments, ready)
+    try:
+        ready.wait()
+        yield child
+    finally:
+        child.kill()
+        ready.close()

@@ -15,7 +15,7 @@ import pytest
 from shmstore import Claim, ObjectStoreReader, ObjectStoreWriter, StoreHandle
 from shmstore.cli.main import main
 from shmstore.errors import LayoutMismatchError, RankInUseError, StoreNotFoundError, WriterActiveError
-from tests.support import SHM, Child, Signal, Stores, in_child, raises, segments
+from tests.support import SHM, Child, Signal, Stores, alive, in_child, raises, segments
 
 VALUE = np.arange(1000)
 
@@ -98,22 +98,15 @@ def test_the_openings_of_one_descriptor_exclude_each_other(stores: Stores) -> No
 
 def test_a_writer_that_was_killed_is_followed_by_descriptor(stores: Stores) -> None:
     owner = stores.create(memfd=True, writes=False, n_readers=1)
-    stored = Signal()
 
-    def first() -> None:
+    def first(stored: Signal) -> None:
         writer = ObjectStoreWriter.join(owner.handle)
         writer.put("a", VALUE)
         stored.send()
         Signal().wait()
 
-    child = Child(first)
-    try:
-        stored.wait()
-        with raises(WriterActiveError):
-            ObjectStoreWriter.join(owner.handle)
-    finally:
-        child.kill()
-        stored.close()
+    with alive(first), raises(WriterActiveError):
+        ObjectStoreWriter.join(owner.handle)
     following = stores.keep(ObjectStoreWriter.join(owner.handle))
     assert following.recovered == 1
     assert has(stores.attach(owner.handle), "a")

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,17 +19,6 @@ from shmstore.metrics import ShmStoreCollector
 from tests.support import SHM, Stores, raises, segments, store_name
 
 VALUE = np.arange(1000)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder of a tmpfs that no other test has."""
-    path = SHM / store_name()
-    path.mkdir()
-    yield path
-    for left in path.iterdir():
-        left.unlink()
-    path.rmdir()
 
 
 def names(folder: Path) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreFullError
-from tests.support import Child, Signal, Stores, bits, random_tensor, span_of
+from tests.support import Signal, Stores, alive, bits, random_tensor, span_of
 
 CAPACITY = 64 * 1024
 SIZE = 3000
@@ -51,11 +51,7 @@ def hold(writer_handle: Any, refs: list[bytes], ready: Signal) -> None:
 def test_a_reader_that_is_killed_or_stopped_never_blocks_the_others(stores: Stores, end: str) -> None:
     writer = stores.create(CAPACITY, n_readers=2)
     refs = [writer.put(f"k{i}", random_tensor(i, 5000)).to_bytes() for i in range(4)]
-    ready = Signal()
-    child = Child(hold, writer.handle, refs, ready)
-    try:
-        ready.wait()
-        ready.close()
+    with alive(hold, writer.handle, refs) as child:
         reader = stores.attach(writer, 0)
         for packed in refs:
             reader.release(ObjectRef.from_bytes(packed))
@@ -71,8 +67,6 @@ def test_a_reader_that_is_killed_or_stopped_never_blocks_the_others(stores: Stor
         turn_over(writer, 20, reader.get if end == "kill" else read_and_answer_for_rank_1)
         assert 0 == writer.stats().refusals
         assert (end == "stop") == all(f"k{i}" in writer for i in range(4))
-    finally:
-        child.kill()
     turn_over(writer, 3, reader.get)
     assert not any(f"k{i}" in writer for i in range(4))
 

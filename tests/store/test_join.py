@@ -3,11 +3,12 @@
 import fcntl
 import logging
 import os
+import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from shmstore.store import orphans
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, bits, is_held, raises, random_tensor, store_name
+from tests.support import SHM, Child, Signal, Stores, alive, bits, is_held, raises, random_tensor, store_name
 
 SIZE = 900
 OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 16}
@@ -52,25 +53,14 @@ def three(stores: Stores) -> list[ObjectStoreWriter]:
     return [first, join(stores, first.handle), join(stores, first.name)]
 
 
-class Process:
-    """A child that joins a store, does something, says so, and waits to be killed."""
-
-    def __init__(self, store: Any, work: Callable[[ObjectStoreWriter], Any] = lambda _: None, **options: Any) -> None:
-        ready = Signal()
-        self.child = Child(self._live, store, work, options, ready)
-        ready.wait()
-        ready.close()
-        self.pid = self.child.pid
-        self.kill = self.child.kill
-
-    @staticmethod
-    def _live(store: Any, work: Callable[[ObjectStoreWriter], Any], options: Any, ready: Signal) -> None:
-        writer = ObjectStoreWriter.join(store, **options)
-        kept = work(writer)
-        ready.send()
-        while True:
-            os.read(os.pipe()[0], 1)  # forever
-        del kept
+def live(store: Any, *rest: Any) -> None:
+    """Join a store, put an object of each key, say so, and wait to be killed."""
+    *keys, ready = rest
+    writer = ObjectStoreWriter.join(store)
+    for key in "".join(keys):
+        writer.put(key, value(ord(key)))
+    ready.send()
+    signal.pause()
 
 
 # ---- which arena
@@ -91,8 +81,7 @@ def test_a_writer_gets_the_first_free_arena_or_the_one_it_asks_for(stores: Store
 
 def test_an_arena_that_is_taken_is_refused_with_the_process_that_has_it(stores: Stores) -> None:
     first = stores.create(**OPTIONS, n_writers=3)
-    second, third = Process(first.handle), Process(first.handle)
-    try:
+    with alive(live, first.handle) as second, alive(live, first.handle) as third:
         for index, pid in enumerate([os.getpid(), second.pid, third.pid]):
             with raises(WriterActiveError, names=[str(pid)]) as caught:
                 ObjectStoreWriter.join(first.handle, index)
@@ -102,9 +91,6 @@ def test_an_arena_that_is_taken_is_refused_with_the_process_that_has_it(stores: 
             ObjectStoreWriter.join(first.name)
         second.kill()
         assert 1 == join(stores, first.handle).index
-    finally:
-        second.kill()
-        third.kill()
 
 
 def test_a_store_of_one_writer_is_joined_only_when_that_has_ended(stores: Stores) -> None:
@@ -220,8 +206,8 @@ def test_a_killed_writer_leaves_its_objects_to_the_next_that_joins(stores: Store
     first = stores.create(**OPTIONS, n_writers=2)
     reader = stores.attach(first, 0)
     stores.attach(first, 1)
-    second = Process(first.handle, lambda writer: [writer.put(key, value(ord(key))) for key in "ab"])
-    second.kill()
+    with alive(live, first.handle, "ab"):
+        pass
     assert (True, True) == (first.is_cached("a"), first.is_cached("b"))
     assert bits(value(ord("a"))) == bits(reader.get(first.get_cached("a")))
     first.cancel_all()
@@ -453,22 +439,15 @@ def test_a_store_is_created_again_only_where_each_arena_is_damaged(
 
 
 def test_open_waits_for_a_stopped_creator_only_so_long_and_names_it(stores: Stores, name: str) -> None:
-    ready = Signal()
-
-    def create() -> None:
+    def create(ready: Signal) -> None:
         with ObjectStoreWriter.create(name, **OPTIONS, n_writers=2):
             poke(SHM / name, FIELDS["stamp"], 0)  # as before the end of its creation
             ready.send()
             time.sleep(600)
 
-    creator = Child(create)
-    try:
-        ready.wait()
+    with alive(create) as creator:
         started = time.monotonic()
         with raises(WriterActiveError, names=[name, f"process {creator.pid}"], hint=["wait=seconds"]):
             ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=0.3)
         assert 0.3 <= time.monotonic() - started < 30
-    finally:
-        creator.kill()
-        ready.close()
     assert 0 == stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=0)).recovered

@@ -25,7 +25,7 @@ from shmstore.files import classify
 from tests.layout import FIELDS
 from tests.store.test_numa import needs_nodes
 from tests.store.test_segments import FOREIGN, put_word
-from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, segments, store_name
+from tests.support import SHM, Child, Signal, Stores, alive, bits, in_child, raises, random_tensor, segments, store_name
 
 VALUE = random_tensor(1, 5000)
 OPTIONS: dict[str, Any] = {"capacity": 64 * 1024, "n_readers": 2}
@@ -46,9 +46,8 @@ def left(name: str, **options: Any) -> StoreHandle:
 
 def left_by_kill(name: str) -> StoreHandle:
     """Leave the same by SIGKILL."""
-    ready = Signal()
 
-    def live() -> None:
+    def live(ready: Signal) -> None:
         writer = ObjectStoreWriter.create(name, **OPTIONS)
         writer.put("k", VALUE)
         writer.get_cached("k", hold=True)
@@ -56,12 +55,8 @@ def left_by_kill(name: str) -> StoreHandle:
         while writer:
             time.sleep(60)
 
-    child = Child(live)
-    try:
-        ready.wait()
-    finally:
-        child.kill()
-        ready.close()
+    with alive(live):
+        pass
     with ObjectStoreWriter.recover(name) as writer:
         writer.close(unlink=False)
         return writer.handle
@@ -200,7 +195,7 @@ def test_only_a_recovery_that_succeeds_keeps_an_ephemeral_store_from_the_next_cr
     chosen = f"shmstore-{name}"
 
     def kill_one_that(takes: Callable[[], ObjectStoreWriter]) -> None:
-        def live() -> None:
+        def live(ready: Signal) -> None:
             writer = takes()
             for number in range(15):
                 writer.put(f"{number} {writer.recovered}", number, kind=str(number))
@@ -208,13 +203,8 @@ def test_only_a_recovery_that_succeeds_keeps_an_ephemeral_store_from_the_next_cr
             while writer:
                 time.sleep(60)
 
-        ready = Signal()
-        child = Child(live)
-        try:
-            ready.wait()
-        finally:
-            child.kill()
-            ready.close()
+        with alive(live):
+            pass
 
     kill_one_that(lambda: ObjectStoreWriter.open(chosen, **OPTIONS, keep=False))
     if fails:

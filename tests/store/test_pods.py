@@ -13,7 +13,7 @@ import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
 from shmstore.cli import main as cli
-from tests.support import SHM, Stores, raises, store_name
+from tests.support import Stores, raises
 
 _POD = """
 import os
@@ -56,16 +56,6 @@ with own as writer:
     os.close(keys[1])
     os.wait()
 """
-
-
-@pytest.fixture
-def common() -> Iterator[Path]:
-    path = SHM / store_name()
-    path.mkdir()
-    yield path
-    for left in path.iterdir():
-        left.unlink()
-    path.rmdir()
 
 
 class Pod:
@@ -115,11 +105,11 @@ class Pod:
 
 
 @pytest.fixture
-def start(common: Path, tmp_path: Path) -> Iterator[Callable[[str, int], Pod]]:
+def start(folder: Path, tmp_path: Path) -> Iterator[Callable[[str, int], Pod]]:
     started: list[Pod] = []
 
     def pod(mount: str, rank: int) -> Pod:
-        started.append(Pod(tmp_path / mount, rank, common))
+        started.append(Pod(tmp_path / mount, rank, folder))
         return started[-1]
 
     yield pod
@@ -164,18 +154,18 @@ def test_two_pods_without_a_common_folder_share_images_by_descriptor_and_a_death
 
 
 def test_two_pods_share_images_through_one_folder_and_a_death_costs_none(
-    common: Path, start: Callable[[str, int], Pod], capsys: pytest.CaptureFixture[str]
+    folder: Path, start: Callable[[str, int], Pod], capsys: pytest.CaptureFixture[str]
 ) -> None:
     images, others = range(10), range(10, 20)
     one, other = start("a", 0), start("b", 1)
     assert [[]] * 2 == [one.shm, other.shm]
     if os.geteuid() == 0:  # who may look at any process, but perhaps at the first one, which the servers are not
         with raises(RankInUseError, ["of another PID namespace"]):
-            ObjectStoreReader.attach("images", 0, dir=common)
+            ObjectStoreReader.attach("images", 0, dir=folder)
         with raises(WriterActiveError, [f"{one.pid} (of another PID namespace)"]):
-            ObjectStoreWriter.join("images", 0, dir=common)
+            ObjectStoreWriter.join("images", 0, dir=folder)
         for more, said in (([], "of another PID namespace: process "), (["--json"], f'"elsewhere": [{one.pid}, ')):
-            assert 0 == cli.main(["dump", "images", "--dir", str(common), *more])
+            assert 0 == cli.main(["dump", "images", "--dir", str(folder), *more])
             assert said in capsys.readouterr().out
     assert {"miss"} == one.share(images)
     assert {"hit"} == other.share(images)
@@ -190,6 +180,6 @@ def test_two_pods_share_images_through_one_folder_and_a_death_costs_none(
     assert "10" == other.recovered
     assert {"hit"} == other.share(range(20))
     assert [0, 0] == [one.end(), other.end()]
-    assert ["images"] == os.listdir(common)
-    command = [sys.executable, "-m", "shmstore", "verify", "images", "--dir", str(common)]
+    assert ["images"] == os.listdir(folder)
+    command = [sys.executable, "-m", "shmstore", "verify", "images", "--dir", str(folder)]
     assert 0 == subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode

@@ -4,7 +4,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from shmstore.errors import ForeignStoreError, LayoutMismatchError, SharedMemory
 from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.store import orphans
 from tests.multimodal.helpers import item, shm_sender, shm_worker
-from tests.support import SHM, Child, Signal, raises, store_name
+from tests.support import Child, Signal, raises, store_name
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which root alone may")
 
@@ -28,17 +28,11 @@ VALUE = np.arange(1000)
 T = TypeVar("T")
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder of a tmpfs in which everybody may create and remove files."""
-    path = SHM / store_name()
-    path.mkdir()
-    path.chmod(0o777)
+@pytest.fixture(autouse=True)
+def _open_to_all(folder: Path) -> None:
+    """Let everybody create and remove files in the folder."""
+    folder.chmod(0o777)
     cli.build_parser()  # loads modules, which another user may not be allowed to read
-    yield path
-    for left in path.iterdir():
-        left.unlink()
-    path.rmdir()
 
 
 def start_as(uid: int, act: Callable[[], Any]) -> Child:

@@ -22,7 +22,7 @@ from shmstore import (
     StoreHandle,
 )
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, raises, random_tensor, span_of, state
+from tests.support import SHM, Child, Signal, Stores, alive, raises, random_tensor, span_of, state
 
 CAPACITY = 64 * 1024
 ALL = random_tensor(0, CAPACITY - 1024)
@@ -157,14 +157,8 @@ def hold(handle: StoreHandle, packed: bytes, ready: Signal) -> None:
 def holder(stores: Stores) -> Iterator[tuple[ObjectStoreWriter, Child]]:
     """Yield a store and a process that holds all of it."""
     writer = stores.create(CAPACITY)
-    ready = Signal()
-    child = Child(hold, writer.handle, writer.put("held", ALL).to_bytes(), ready)
-    try:
-        ready.wait()
+    with alive(hold, writer.handle, writer.put("held", ALL).to_bytes()) as child:
         yield writer, child
-    finally:
-        child.kill()
-        ready.close()
 
 
 @WAYS

@@ -16,7 +16,7 @@ import pytest
 from shmstore.errors import TierError, TierFullError
 from shmstore.tiers import table
 from shmstore.tiers.directory import DirectoryTier
-from tests.support import Child, Signal, in_child
+from tests.support import Child, Signal, alive, in_child
 from tests.tiers.contract import Contract, checked, fetch, random_bytes, verifies, views
 
 HOURS = 3600.0
@@ -128,9 +128,8 @@ def test_a_file_that_another_host_has_replaced_is_a_miss_and_a_broken_disk_an_er
 
 def test_a_process_that_is_killed_in_a_publish_leaves_the_older_value(tier: DirectoryTier, tmp_path: Path) -> None:
     publish(tier, "key", b"older")
-    half_written = Signal()
 
-    def half_a_publish() -> None:
+    def half_a_publish(half_written: Signal) -> None:
         write = os.write
 
         def slow_write(file: int, data: memoryview) -> int:
@@ -145,13 +144,8 @@ def test_a_process_that_is_killed_in_a_publish_leaves_the_older_value(tier: Dire
         os.write = slow_write  # type: ignore[assignment]
         publish(DirectoryTier(tmp_path, timeout=30), "key", b"newer", bytes(100_000))
 
-    child = Child(half_a_publish)
-    try:
-        half_written.wait()
-    finally:
-        child.kill()
-        half_written.close()
-
+    with alive(half_a_publish):
+        pass
     assert [b"older"] == fetch(tier, "key")
     assert [".shmstore", ".tmp"] == sorted(path.suffix for path in files(tmp_path))
 

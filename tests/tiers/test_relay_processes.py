@@ -23,7 +23,7 @@ from shmstore.tiers.relay_client import RelayClient
 from tests.multimodal import worker
 from tests.multimodal.helpers import MIB, config, shm_sender, update
 from tests.multimodal.worker import truth
-from tests.support import SHM, Child, Signal, raises, store_name
+from tests.support import SHM, Signal, alive, raises, store_name
 from tests.tiers.memory import until
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -146,20 +146,16 @@ def test_the_workers_of_a_host_fetch_each_item_of_another_host_once(
 
 def test_a_worker_that_is_killed_between_answer_and_read_leaves_no_lease(hosts: Hosts) -> None:
     hosts.send("1:5000")
-    fetched = Signal()
 
-    def work() -> None:
+    def work(fetched: Signal) -> None:
         with RelayClient(hosts.relay.socket).fetching() as conversation:
             conversation.fetch("1:5000")
             fetched.send()
             signal.pause()
 
-    child = Child(work)
-    fetched.wait()
-    assert hosts.leases() == 1
-    child.kill()
+    with alive(work):
+        assert hosts.leases() == 1
     until(lambda: hosts.leases() == 0)
-    fetched.close()
 
 
 def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hosts: Hosts) -> None:
