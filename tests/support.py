@@ -9,6 +9,7 @@ import re
 import secrets
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -240,6 +241,17 @@ def run_all(*works: Callable[[], None]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+# ---- waiting
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until the condition holds; fail after so long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 # ---- children

@@ -26,7 +26,7 @@ from tests.multimodal.helpers import MIB, config, features, in_threads, item, sh
 BATCHES = 250
 
 
-pytestmark = pytest.mark.usefixtures("switching_often")
+pytestmark = pytest.mark.usefixtures("often")
 
 
 def sizes(mm_hash: str) -> int:

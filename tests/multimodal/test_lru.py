@@ -207,7 +207,7 @@ TestAgainstAList = AgainstAList.TestCase
 TestAgainstAList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.usefixtures("switching_often")
+@pytest.mark.usefixtures("often")
 def test_threads_leave_order_sizes_and_hook_consistent() -> None:
     gone: list[int] = []
     cache: LRUCache[int, int] = LRUCache(50, lambda value: value, on_remove=lambda key, _: gone.append(key))
@@ -232,7 +232,7 @@ def test_threads_leave_order_sizes_and_hook_consistent() -> None:
     assert set(cache.order) == {key for key in range(40) if key in cache}
 
 
-@pytest.mark.usefixtures("switching_often")
+@pytest.mark.usefixtures("often")
 def test_threads_that_store_a_default_agree_on_one_and_count_no_miss() -> None:
     cache: LRUCache[int, float] = LRUCache(9999)
 

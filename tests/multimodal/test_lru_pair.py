@@ -16,7 +16,7 @@ from shmstore.multimodal import (
     MultiModalReceiverCache,
 )
 from shmstore.multimodal.caches import shadow
-from tests.multimodal.helpers import OwnProcessorCache, OwnReceiverCache, config, features, item, update
+from tests.multimodal.helpers import OwnProcessorCache, OwnReceiverCache, config, features, item, shm_sender, update
 
 BOOK = 1 << 20
 Pair = tuple[MultiModalProcessorSenderCache, MultiModalReceiverCache]
@@ -68,6 +68,16 @@ def test_the_sender_keeps_no_item_alive() -> None:
     del mine
     gc.collect()
     assert alive() is None
+
+
+def test_receiver_hit_gives_the_stored_item_and_a_payload_replaces_it() -> None:
+    _, receiver = pair()
+    first, second = item(3), item(3, fill=2)
+    assert receiver.get_and_update_item(first, "a") is first
+    assert receiver.get_and_update_item(None, "a") is first
+    assert receiver.get_and_update_item(second, "a") is second
+    assert receiver.get_and_update_item(None, "a") is second
+    assert 3 == receiver.nbytes
 
 
 def test_mirrored_sides_store_both() -> None:
@@ -207,17 +217,21 @@ def test_prompt_updates_count_against_the_size_of_the_processor_cache() -> None:
     assert [False, True, True] == sender.is_cached(["a", "b", "c"])
 
 
-@pytest.mark.parametrize("make", P0.values(), ids=P0)
+@pytest.mark.parametrize("make", [*P0.values(), lambda: shm_sender(config(BOOK, BOOK, cache_type="shm"))])
 def test_what_a_caller_does_to_the_updates_it_has_changes_no_later_hit(make: Callable[[], Any]) -> None:
-    cache, updates = make(), [update("a")]
-    [(_, missed)] = cache.get_and_update([(item(4), updates)], ["a"])
-    missed.append(update("of the miss"))
-    updates.append(update("of the input"))
-    [(_, hit), (_, again)] = cache.get_and_update([None, None], ["a", "a"])
-    assert [update("a")] == hit == again
-    hit[0] = hit[0].with_item_idx(7)
-    hit.append(update("of the hit"))
-    assert [update("a")] == again == cache.get_and_update_item(None, "a")[1]
+    with make() as cache:
+        updates = [update("a")]
+        [(_, missed)] = cache.get_and_update([(item(4), updates)], ["a"])
+        missed.append(update("of the miss"))
+        updates.append(update("of the input"))
+        [(_, hit), (_, again)] = cache.get_and_update([None, None], ["a", "a"])
+        assert [update("a")] == hit == again
+        hit[0] = hit[0].with_item_idx(7)
+        hit.append(update("of the hit"))
+        assert [update("a")] == again == cache.get_and_update_item(None, "a")[1]
+        mine = [update("b")]
+        cache.get_and_update_item((item(4), mine), "b")[1].append(update("of the miss"))
+        assert [update("b")] == cache.get_and_update_item(None, "b")[1]
 
 
 def test_an_item_whose_updates_are_gone_is_sent_again_and_both_sides_stay_in_step() -> None:

@@ -10,16 +10,19 @@ from shmstore import (
     ObjectBusyError,
     ObjectRef,
     ObjectStoreReader,
+    ObjectStoreWriter,
 )
 from shmstore.multimodal import (
     MultiModalBatchedField,
     MultiModalFieldElem,
     MultiModalKwargsItem,
     ShmObjectStoreSenderCache,
+    factories,
     processor_cache_from_config,
     worker_receiver_cache_from_config,
 )
 from tests.multimodal.helpers import MIB, config, item, shm_sender, update
+from tests.support import SHM, Child
 
 
 def _sender() -> ShmObjectStoreSenderCache:
@@ -84,29 +87,6 @@ def test_where_leases_run_out_all_that_is_missing_is_named_and_nothing_dropped(l
         sender.release(held)
 
 
-# --- what the caller keeps -----------------------------------------------------------------------------------------
-
-
-def test_stored_updates_are_nobodys_list() -> None:
-    with _sender() as sender:
-        mine = [update("d")]
-        sender.get_and_update([(item(3), mine), (item(3), mine)], ["d", "e"])
-        mine.append(update("later"))
-        for _ in range(2):
-            outputs = [
-                sender.get_and_update_item(None, "d"),
-                *sender.get_and_update([None, None, None], ["d", "e", "d"]),
-            ]
-            for _, updates in outputs:
-                assert [update("d")] == updates
-                assert isinstance(updates, list)
-                updates[0] = updates[0].with_item_idx(5)
-                updates.append(update("later"))
-        mine = [update("f")]
-        sender.get_and_update_item((item(3), mine), "f")[1].append(update("later"))  # type: ignore[attr-defined]
-        assert [update("f")] == sender.get_and_update_item(None, "f")[1]
-
-
 @pytest.mark.parametrize(("busy", "comes"), [(2, True), (3, False)])
 def test_a_worker_asks_again_for_an_item_whose_writer_was_stopped(
     busy: int, comes: bool, monkeypatch: pytest.MonkeyPatch
@@ -134,3 +114,20 @@ def test_a_worker_asks_again_for_an_item_whose_writer_was_stopped(
                 worker.get_and_update_item(sent, "a")
         assert 3 == asked
         worker.close()
+
+
+def test_a_sender_that_cannot_be_made_keeps_what_it_took_over_and_creates_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(MIB, MIB, cache_type="shm", shm_name=name)
+    with monkeypatch.context() as patch:
+        patch.setattr(factories, "ShmObjectStoreSenderCache", None)
+        with pytest.raises(TypeError):
+            shm_sender(settings)
+        assert not (SHM / name).exists()
+    Child(lambda: len(shm_sender(settings).get_and_update([_given("a")], ["a"]))).join()  # it ends without a close
+    monkeypatch.setattr(factories, "ShmObjectStoreSenderCache", None)
+    with pytest.raises(TypeError):
+        shm_sender(settings)
+    with ObjectStoreWriter.recover(name) as writer:
+        assert ["a"] == writer.keys()

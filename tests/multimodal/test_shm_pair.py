@@ -86,23 +86,6 @@ def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates()
             del got
 
 
-def test_asking_changes_neither_order_nor_counts() -> None:
-    with Engine(MIB) as engine:
-        engine.send(a=10, b=10)
-        before = (engine.sender.writer.stats(), engine.sender.make_stats())
-        for _ in range(3):
-            assert [True, True, False] == engine.sender.is_cached(["a", "b", "x"])
-        assert before == (engine.sender.writer.stats(), engine.sender.make_stats())
-    # A ring of three: what was asked for goes as early as if it had not been.
-    with Engine(400 * KIB) as engine:
-        for mm_hash in "abc":
-            engine.read(engine.send(**{mm_hash: 120 * KIB}), mm_hash)
-        for _ in range(3):
-            assert [True] == engine.sender.is_cached(["a"])
-        engine.read(engine.send(d=120 * KIB), "d")
-        assert [False, True, True, True] == engine.sender.is_cached(list("abcd"))
-
-
 def test_none_and_nothing_cached_names_all_missing_and_changes_nothing() -> None:
     with Engine(MIB) as engine:
         engine.send(a=10)

@@ -1,8 +1,7 @@
 """A tier in a dict, whose behaviour a test can change."""
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from shmstore.errors import TierError
 from shmstore.tiers import Into
@@ -53,14 +52,6 @@ class MemoryTier:
 
     def close(self) -> None:
         self.closed = True
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds; fail after ten seconds."""
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def late() -> TierError:

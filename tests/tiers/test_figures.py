@@ -13,8 +13,8 @@ from shmstore.store.stats import TierStats
 from shmstore.tiers import StoreTier
 from tests.inspect.cases import peek, piped, poke
 from tests.layout import FIELDS
-from tests.support import SHM, Stores
-from tests.tiers.memory import MemoryTier, late, until
+from tests.support import SHM, Stores, until
+from tests.tiers.memory import MemoryTier, late
 
 
 class Clock:

@@ -22,8 +22,8 @@ from shmstore.tiers import StoreTier
 from shmstore.tiers.relay import Relay
 from shmstore.tiers.relay_client import MAX_REQUEST, RelayClient, relay_path, request
 from tests.multimodal.helpers import features, three_tensors
-from tests.support import Child, Signal, crowd, raises
-from tests.tiers.memory import MemoryTier, late, until
+from tests.support import Child, Signal, crowd, raises, until
+from tests.tiers.memory import MemoryTier, late
 
 KEY = "photograph"
 SIZE = 40_000
@@ -177,22 +177,6 @@ def test_a_tier_that_is_down_is_a_miss_at_once(host: Host, memory: MemoryTier) -
     with raises(CacheMissError, ["the tier does not answer"]):
         host.fetch(wait=60)
     assert time.monotonic() - begin < 10
-
-
-def test_several_workers_that_ask_for_one_key_cause_one_fetch(host: Host, other: OtherHost, memory: MemoryTier) -> None:
-    other.put()
-    memory.pause = threading.Event()
-    memory.calls.clear()
-    found: list[Any] = []
-    workers = [threading.Thread(target=lambda: found.append(host.fetch())) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    until(lambda: len(host.relay._connections) == 3)
-    memory.pause.set()
-    for worker in workers:
-        worker.join(10)
-    assert found == [three_tensors(SIZE)] * 3
-    assert memory.calls == ["fetch"]
 
 
 def test_an_object_that_is_evicted_before_it_is_handed_out_is_fetched_again(

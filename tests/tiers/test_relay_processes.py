@@ -23,8 +23,7 @@ from shmstore.tiers.relay_client import RelayClient
 from tests.multimodal import worker
 from tests.multimodal.helpers import MIB, config, shm_sender, update
 from tests.multimodal.worker import truth
-from tests.support import SHM, Signal, alive, raises, store_name
-from tests.tiers.memory import until
+from tests.support import SHM, Signal, alive, raises, store_name, until
 
 SPAWN = multiprocessing.get_context("spawn")
 WORKERS = 2

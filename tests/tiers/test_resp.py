@@ -78,25 +78,17 @@ def key() -> str:
     return store_name()
 
 
-@pytest.fixture(scope="module")
-def unix_server() -> Iterator[RedisServer]:
-    with serving("--user", "someone", "on", ">secret", "~*", "+@all", unix=True) as server:
-        yield server
-
-
 class TestContract(Contract):
     pass
 
 
-class TestContractOverAUnixSocket(Contract):
-    """Also with a user, a password, a database and an expiry."""
-
-    @pytest.fixture
-    def tier(self, unix_server: RedisServer) -> Iterator[RespTier]:
-        url = unix_server.url.replace("unix://", "unix://someone:secret@") + "?db=3"
-        with opened(url, expire=600) as tier:
-            yield tier
-            assert b":0" in unix_server.ask("DBSIZE"), "nothing is in database 0"
+def test_a_unix_socket_a_user_a_password_and_a_database_are_taken_from_the_url(key: str) -> None:
+    with serving("--user", "someone", "on", ">secret", "~*", "+@all", unix=True) as server:
+        with opened(server.url.replace("unix://", "unix://someone:secret@") + "?db=3") as tier:
+            values = values_of([300, 3 * MIB])
+            tier.publish(key, views(values))
+            assert values == fetch(tier, key)
+        assert b":0" in server.ask("DBSIZE"), "nothing is in database 0"
 
 
 # ---- what lies on the server

@@ -229,26 +229,17 @@ def test_close_sends_what_is_queued(memory: MemoryTier) -> None:
     assert memory.closed
 
 
-def test_only_shm_has_a_tier() -> None:
-    with pytest.raises(ValueError, match="tier_url"):
-        config(MIB, MIB, tier_url="file:///x")
-    with pytest.raises(ValueError, match="tier_url"):
-        config(MIB, MIB, cache_type="shm", tier_url=5)
-    with pytest.raises(ValueError, match="tier_namespace"):
-        config(MIB, MIB, cache_type="shm", tier_namespace=None)
-
-
-def test_a_tier_without_a_namespace_or_with_a_wrong_url_is_refused() -> None:
-    """Without one, two models would read each other's items."""
-    with raises(ValueError, ["tier_namespace"]):
-        config(MIB, MIB, cache_type="shm", tier_url="file:///x", tier_namespace="")
-    for url in (
-        "http://x",
-        "redis://x?no=1",
-        "redis://x:port",
-        "file:///x?timeout=0",
-        "redis://:secret@x?expire=secret",
-    ):
-        with raises(ValueError, ["tier_url"]) as caught:
-            config(MIB, MIB, cache_type="shm", tier_url=url, tier_namespace="m")
-        assert ":secret" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("named", "fields"),
+    [
+        ("tier_url", {"tier_url": "file:///x", "tier_namespace": "m", "cache_type": "lru"}),
+        ("tier_url", {"tier_url": 5}),
+        ("tier_url", {"tier_url": "redis://:secret@x?expire=secret", "tier_namespace": "m"}),
+        ("tier_namespace", {"tier_namespace": None}),
+        ("tier_namespace", {"tier_url": "file:///x", "tier_namespace": ""}),  # two models would share their items
+    ],
+)
+def test_a_configuration_that_no_tier_can_have_is_refused_by_name(named: str, fields: dict[str, Any]) -> None:
+    with raises(ValueError, [named]) as caught:
+        config(MIB, MIB, **{"cache_type": "shm"} | fields)
+    assert ":secret" not in str(caught.value)

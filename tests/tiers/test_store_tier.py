@@ -17,8 +17,9 @@ from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleS
 from shmstore.errors import ObjectExistsError, TierFullError
 from shmstore.tiers import StoreTier, open_tier, store_tier, write_behind
 from shmstore.tiers.objects import Incoming, spans_of, tier_key
+from tests.support import until
 from tests.test_interrupts import interrupted_at
-from tests.tiers.memory import MemoryTier, late, until
+from tests.tiers.memory import MemoryTier, late
 from tests.tiers.redis_server import RedisServer
 
 PIXELS = torch.arange(5000).reshape(50, 100)

@@ -8,12 +8,11 @@ import json
 import os
 import re
 import signal
-import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,25 +22,12 @@ from PIL import Image
 
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.segments import find_segments
+from tests.fleet.servers import free_port
+from tests.support import until
 from tests.vllm.inputs import message
 
 START, END = 420.0, 60.0
 """Seconds within which a server is up, or gone."""
-
-
-def until(holds: Callable[[], bool], seconds: float = END) -> None:
-    """Wait for something; AssertionError if it does not come."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:

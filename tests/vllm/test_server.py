@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from shmstore.inspect.segments import find_segments
+from tests.support import until
 from tests.vllm.inputs import photograph
-from tests.vllm.server import Server, server, until
+from tests.vllm.server import Server, server
 
 ROUNDS = 3
 LONG = "w" * 8140

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from tests.support import until
 from tests.vllm.encoder import counting
 from tests.vllm.inputs import photograph
-from tests.vllm.server import END, Server, server, until
+from tests.vllm.server import END, Server, server
 
 IMAGES = 8
 SERVERS = ENGINES = 2

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import SHM, store_name
+from tests.support import SHM, store_name, until
 from tests.vllm.encoder import counting
 from tests.vllm.encoder.engine import connector
 from tests.vllm.inputs import photograph
-from tests.vllm.server import Server, until
+from tests.vllm.server import Server
 
 _SPACES = "--mount --pid --ipc --user --map-root-user --fork --kill-child --mount-proc"
 UNSHARE = ["unshare", *_SPACES.split(), "sh", "-c"]
