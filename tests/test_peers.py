@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 
 from bench import peers
-from bench.peers import LIMITS, OURS, STDLIB, interface, pipelines
+from bench.peers import LIMITS, OURS, interface, pipelines
 from bench.peers.harness import Measurement, Results
-from bench.peers.host import HIT, PUT, Session
-from bench.peers.interface import load
+from bench.peers.host import HIT, PUT
 from tests.support import FRESH
-
-SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,31 +18,6 @@ def _starts_fast() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interface, "CONTEXT", FRESH)
         yield
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[dict[str, Any]]:
-    """Every peer of the standard library with one reader, in this process."""
-    running = {name: load(name)() for name in SPAWNED}
-    for peer in running.values():
-        peer.start(1)
-    yield running
-    for peer in running.values():
-        peer.stop()
-
-
-@pytest.mark.parametrize("name", SPAWNED)
-def test_the_readers_of_a_peer_see_every_tree_of_both_paths(name: str, started: dict[str, Any]) -> None:
-    """A session checks the sum of the bytes that each reader touched, in each exchange, against the tree's."""
-    for nbytes in (1 << 10, 1 << 20):
-        session = Session(started[name], nbytes, 1)
-        for path in (PUT, HIT):
-            batch = session.run(path, 60.0, 5)
-            assert 5 == len(batch.seconds)
-            assert min(batch.seconds) > 0
-            assert batch.cpu > 0
-        assert session.memory() > 1 << 20
-        session.close()
 
 
 @pytest.fixture(scope="module")

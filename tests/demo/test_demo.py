@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.demo.api import default_capacity, request_order, room_for_all
+from examples.demo.api import default_capacity, room_for_all
 from examples.demo.main import execute, main
 from examples.demo.messages import Progress
 from examples.demo.modes import MODES
@@ -267,19 +267,6 @@ def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
             os.kill(pid, signal.SIGKILL)
 
 
-@starts_fast
-def test_a_second_sigterm_during_the_cleanup_leaves_no_process_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    kill = BaseProcess.kill
-
-    def kill_and_interrupt(process: BaseProcess) -> None:
-        kill(process)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(BaseProcess, "kill", kill_and_interrupt)
-    recorder = Recorder(lambda pids: os.kill(os.getpid(), signal.SIGTERM))
-    assert execute(RunSettings(workers=1), RandomItems(rows=(10, 20)), observer=recorder) == 130
-
-
 @needs_extra
 def test_the_processor_is_qwen2_vls_and_its_items_are_named_by_content() -> None:
     (photograph,) = [path for path in shipped_photographs() if path.name == "china.jpg"]
@@ -358,10 +345,3 @@ def test_a_run_with_a_kill_has_room_for_all_items_also_if_some_are_small() -> No
         for number, size in enumerate(sorted(sizes)):
             writer.cancel(writer.put(f"{number:064x}", torch.zeros(size, dtype=torch.uint8)))
         assert len(sizes) == len(writer.keys())
-
-
-def test_each_image_is_requested_once_a_round_and_in_another_order() -> None:
-    order = request_order(items=50, rounds=3)
-    rounds = [order[:50], order[50:100], order[100:]]
-    assert [list(range(50))] * 3 == [sorted(once) for once in rounds]
-    assert rounds[0] != rounds[1] != rounds[2]
