@@ -76,11 +76,6 @@ def test_a_processors_output_is_cut_into_items_and_joined_to_the_same() -> None:
             [1, 2, 3, 4, 5, 6],
             ("slice 3:7", "item 1", "6"),
         ),
-        (
-            MultiModalFieldConfig.flat("image", [slice(0, 3)], dim=-1),
-            torch.zeros(5, 2),
-            ("slice 0:3", "item 0", "2", "dimension 1"),
-        ),
         (MultiModalFieldConfig.flat("image", [slice(0, 2)], dim=3), torch.zeros(5, 2), ("dim", "2 dimensions", "3")),
         (MultiModalFieldConfig.flat("image", [slice(0, 0)]), torch.tensor(5), ("dim", "0 dimensions")),
         (
@@ -88,14 +83,8 @@ def test_a_processors_output_is_cut_into_items_and_joined_to_the_same() -> None:
             torch.zeros(9, 2),
             ("slice 1:3", "item 1", "2", "dimension 1"),
         ),
-        (
-            MultiModalFieldConfig.flat("image", [(slice(0, 6), slice(0, 2))], dim=1),
-            torch.zeros(5, 2),
-            ("slice 0:6", "item 0", "5", "dimension 0"),
-        ),
         (MultiModalFieldConfig.flat("image", [(slice(0, 1),) * 3]), torch.zeros(5, 2), ("item 0", "dimensions, 2")),
         (MultiModalFieldConfig.flat("image", [slice(0, 1)]), 5, ("flat data", "int")),
-        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), "ab", ("flat data", "str")),
         (MultiModalFieldConfig.flat("image", [slice(0, 1)]), np.array(5), ("flat data", "ndarray")),
     ],
 )
@@ -231,26 +220,20 @@ def test_items_are_grouped_by_modality_and_an_absent_one_is_told() -> None:
     [
         (torch.zeros(2), torch.zeros(2), True),
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64), False),
-        (torch.zeros(2), torch.zeros(1, 2), False),
         (torch.zeros(2), torch.ones(2), False),
         (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
         (torch.tensor([0.0]), torch.tensor([-0.0]), False),
         (torch.arange(4).reshape(2, 2).T, torch.arange(4).reshape(2, 2).T.contiguous(), True),
         (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j]), True),
-        (torch.zeros(0), torch.zeros(0), True),
-        (torch.tensor(3), torch.tensor(3), True),
-        (np.arange(2), np.arange(2), True),
         (np.arange(2), torch.arange(2), False),
         (np.arange(2), np.arange(2).astype(np.int32), False),
         ([torch.zeros(1)], [torch.zeros(1)], True),
         ([torch.zeros(1)], (torch.zeros(1),), False),
         ([torch.zeros(1)], [torch.zeros(1), torch.zeros(1)], False),
-        ({"a": torch.zeros(1)}, {"a": torch.zeros(1)}, True),
         ({"a": torch.zeros(1)}, {"b": torch.zeros(1)}, False),
         (1, True, False),
         (float("nan"), float("nan"), True),
         (0.0, -0.0, False),
-        (None, None, True),
     ],
 )
 def test_equality_compares_kind_dtype_shape_and_bits(a: Any, b: Any, same: bool) -> None:

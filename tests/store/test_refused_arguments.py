@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter
-from shmstore.bindings.store import MAX_CAPACITY, MAX_NODE, MAX_OBJECTS, MAX_READERS, MAX_WRITERS
+from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreHandle
+from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_NODE, MAX_OBJECTS, MAX_READERS, MAX_WRITERS
 from tests.support import Stores, raises, segments, state, store_name
 
 ONE = torch.ones(1)
@@ -29,8 +30,22 @@ def reserve(writer: ObjectStoreWriter, value: Any) -> None:
         pass
 
 
+NAMES = ["", ".", "..", "a/b", "/a", "a/", "a\0b", "\0", "x" * (MAX_NAME + 1), "й" * MAX_NAME, "\ud800"]
+BY_NAME: list[Call] = [
+    lambda w, v: ObjectStoreWriter.create(v, capacity=4096, n_readers=1),
+    lambda w, v: ObjectStoreWriter.recover(v),
+    lambda w, v: ObjectStoreReader.attach(v),
+]
+BY_HANDLE: list[Call] = [
+    lambda w, v: ObjectStoreWriter.recover(StoreHandle(v, 1, 1)),
+    lambda w, v: ObjectStoreReader.attach(StoreHandle(v, 1, 1)),
+]
+
 # The argument; the calls; values of a wrong size or content; values of a wrong type.
 REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
+    ("name", [*BY_NAME, *BY_HANDLE], NAMES, []),
+    ("name", BY_NAME[:1], [], [3, Path("x")]),
+    ("handle_or_name", BY_NAME[1:], [], [3, Path("x")]),
     ("capacity", opening("capacity"), [0, -1, MAX_CAPACITY + 1, 2**64 + 4096], [True, 4096.0, "4096"]),
     ("n_readers", opening("n_readers"), [0, MAX_READERS + 1], [True, 2.0, "2"]),
     ("max_object_size", opening("max_object_size"), [0, 4097], [1.5]),

@@ -65,34 +65,6 @@ def test_a_process_with_too_many_mappings_creates_a_store_whole_or_not_at_all(st
 # ---- names
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "/a", "a/", "a\0b", "\0", "x" * (MAX_NAME + 1), "й" * MAX_NAME, "\ud800"]
-)
-def test_what_is_no_name_is_a_value_error_everywhere(name: str) -> None:
-    before = set(os.listdir(SHM))
-    for call in (
-        lambda: ObjectStoreWriter.create(name, capacity=4096, n_readers=1),
-        lambda: ObjectStoreWriter.recover(name),
-        lambda: ObjectStoreReader.attach(name),
-        lambda: ObjectStoreReader.attach(StoreHandle(name, 1, 1)),
-        lambda: ObjectStoreWriter.recover(StoreHandle(name, 1, 1)),
-    ):
-        with pytest.raises(ValueError, match="not a store's name"):
-            call()
-    assert not {made for made in set(os.listdir(SHM)) - before if name and made.startswith(name[:1])} - segments()
-
-
-@pytest.mark.parametrize("name", [3, Path("x")])
-def test_what_is_no_str_is_a_type_error(name: Any) -> None:
-    for call in (
-        lambda: ObjectStoreWriter.create(name, capacity=4096, n_readers=1),
-        lambda: ObjectStoreWriter.recover(name),
-        lambda: ObjectStoreReader.attach(name),
-    ):
-        with pytest.raises(TypeError, match="name must be a str"):
-            call()
-
-
 def test_names_of_every_other_kind_are_taken(stores: Stores) -> None:
     base = store_name()
     for end in (" ", "...", "%s", "é", "-" * (MAX_NAME - len(base))):
