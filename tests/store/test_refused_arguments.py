@@ -44,8 +44,8 @@ BY_HANDLE: list[Call] = [
 # The argument; the calls; values of a wrong size or content; values of a wrong type.
 REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
     ("name", [*BY_NAME, *BY_HANDLE], NAMES, []),
-    ("name", BY_NAME[:1], [], [3, Path("x")]),
-    ("handle_or_name", BY_NAME[1:], [], [3, Path("x")]),
+    ("name", BY_NAME[:2], [], [3, Path("x")]),
+    ("handle_or_name", BY_NAME[2:], [], [3, Path("x")]),
     ("capacity", opening("capacity"), [0, -1, MAX_CAPACITY + 1, 2**64 + 4096], [True, 4096.0, "4096"]),
     ("n_readers", opening("n_readers"), [0, MAX_READERS + 1], [True, 2.0, "2"]),
     ("max_object_size", opening("max_object_size"), [0, 4097], [1.5]),
