@@ -25,13 +25,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function" /* each file uses a part */
 #pragma GCC diagnostic ignored "-Wunused-variable"
 
-/* With AddressSanitizer, or in an emulator, mappings and processes take long: not every step is tried. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__aarch64__)
-enum { EACH_RUN = 4, EACH_DEATH = 16 };
-#else
-enum { EACH_RUN = 1, EACH_DEATH = 1 };
-#endif
-
+enum { EACH_RUN = EACH, EACH_DEATH = EACH * EACH };
 enum { UNIT = SHMS_ALIGN, UNITS = 16, SLOTS = 6, OBJECTS = 4, PROMISES = 48, OURS = 7, LEASES = 64 };
 enum { HELD, OWED, READ, COLD };
 enum { A, B };

@@ -12,6 +12,13 @@
         }                                                                                                              \
     } while (0)
 
+/* With AddressSanitizer, or in an emulator, everything takes long: a part of the steps and rounds is tried. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__aarch64__)
+enum { EACH = 4 };
+#else
+enum { EACH = 1 };
+#endif
+
 /* TEST(a_sentence) { ... }: the main function, which is in support.c, runs the tests of a file in their order. */
 #define TEST(name)                                                                                                     \
     static void name(void);                                                                                            \

@@ -418,7 +418,7 @@ TEST(others_may_delete_and_use_what_is_chosen) {
     deleting = true;
     for (uintptr_t i = 0; i < 2; i++)
         CHECK_EQ(0, pthread_create(&threads[i], NULL, delete_some, (void *)(i + 1)));
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < 20000 / EACH; i++) {
         int rc = put(1000000 + below(&seed, 3000), 128 + 64 * below(&seed, i % 50 ? 20 : 2000), below(&seed, 3));
         CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS);
         if (rc == SHMS_OK)

@@ -41,6 +41,16 @@ static int allocate(shms_kvcache *kv, shms_kv_request *r, int64_t passed, int64_
     return rc < 0 ? (int)rc : 0;
 }
 
+/* The answer of the last allocation names the blocks at the end of each table. */
+static void names_what_is_new(const shms_kvcache *kv, const shms_kv_request *r) {
+    const int32_t *ids = r->ids;
+    for (int32_t g = 0; g < kv->n_groups; ids += r->counts[g++]) {
+        const shms_kv_table *t = &kv->tables[r->table * kv->n_groups + g];
+        CHECK(r->counts[g] <= t->len && !memcmp(ids, t->ids.at + t->len - r->counts[g], 4 * (size_t)r->counts[g]));
+    }
+    CHECK(ids == r->ids + r->n_ids);
+}
+
 /* A request that has no tables yet. */
 #define NEW (&(shms_kv_request){0})
 
@@ -267,6 +277,8 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
                       n_keys == shms_blockpool_n_keys(pool));
             if (rc == 0)
                 r[i].computed++;
+            if (rc == 0 && r[i].c.n_ids)
+                names_what_is_new(kv, &r[i].c);
         }
         CHECK(shms_kvcache_valid(kv) == 0);
     }

@@ -1,7 +1,7 @@
 /* test_leases.c - the lease table and its bookkeeping in caller's memory, compared with a plain list of open leases. */
 #include "support.h"
 
-enum { ENTRIES = 6, SLOTS = 6, GROUPS = 3, ROUNDS = 200000 };
+enum { ENTRIES = 6, SLOTS = 6, GROUPS = 3, ROUNDS = 200000 / EACH };
 
 static shms_writer_table wt;
 static shms_lease table[ENTRIES];

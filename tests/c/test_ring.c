@@ -6,7 +6,7 @@
  */
 #include "support.h"
 
-enum { N = 300, RANKS = 2, ROUNDS = 60000 };
+enum { N = 300, RANKS = 2, ROUNDS = 60000 / EACH };
 #define CAPACITY (UINT64_C(1) << 20) /* 64 zones of 16 KiB; objects of up to 256 bytes are small */
 
 static shms_layout layout;

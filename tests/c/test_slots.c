@@ -1,7 +1,7 @@
 /* test_slots.c - bounds and order of the slot table, compared with a slow implementation of the same rules. */
 #include "support.h"
 
-enum { N = 12, CAPACITY = 16 * SHMS_ALIGN, ROUNDS = 200000 };
+enum { N = 12, CAPACITY = 16 * SHMS_ALIGN, ROUNDS = 200000 / EACH };
 
 static shms_slot slots[N];
 

@@ -10,13 +10,6 @@
 
 enum { SLOTS = 12, CAPACITY = 40 * SHMS_ALIGN, REFS = 26 };
 
-/* With AddressSanitizer, or in an emulator, a process takes long to fork and to die. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__aarch64__)
-enum { EACH = 4 };
-#else
-enum { EACH = 1 };
-#endif
-
 enum what {
     PUT,
     CACHE,
@@ -58,7 +51,7 @@ static const struct op busy[] = {
     {UNBEGIN, 'g', 0},  {HIT, 'e', 0},     {CLEAR, 0, 0},     {COMMIT, 'd', 0},  {CANCEL, 'e', 0},    {BEGIN, 'j', 200},
     {CACHE, 'k', 300},
 };
-enum { OPS = sizeof busy / sizeof *busy, RANDOM_SCRIPTS = 8 };
+enum { OPS = sizeof busy / sizeof *busy, RANDOM_SCRIPTS = 8 / EACH };
 static struct op script[OPS];
 
 /* The contents of a store. */
