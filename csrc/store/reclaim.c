@@ -48,7 +48,8 @@ bool shms_reclaim_yield(struct shms_writer *w) {
     return others;
 }
 
-/* Where the next victims are listed: their final place. They are not protected: the stack has room for all slots but those
+/* Where the next victims are listed: their final place. They are not protected, because shms_protect_slot makes their zone
+ * stale, and a search asks again: the stack has room for all slots but those
  * that are deleted but protected, after it. */
 static uint32_t *victims_of(struct shms_writer *w) { return w->free_slots + w->n_free_slots; }
 
@@ -117,11 +118,8 @@ static bool forget(struct shms_writer *w, uint32_t first, uint32_t n) {
 static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
     const uint32_t *next = w->ring.next;
     uint32_t *victims = victims_of(w), n = 0, last = SHMS_NONE;
-    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s]) {
-        if (w->protected[s])
-            return SHMS_EFULL;
+    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s])
         last = victims[n++] = s;
-    }
     *behind = next[last];
     int rc = vacate(w, n);
     if (rc)
@@ -135,11 +133,8 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
 /* Evicts the chosen objects of a kind, or none. */
 static int evict_chosen(struct shms_writer *w, const shms_kind_choice *c) {
     uint32_t *victims = victims_of(w), *next = w->ring.next;
-    for (uint32_t i = 0, s = w->kinds.lists[c->kind].first; i < c->n; i++, s = w->kinds.next[s]) {
-        if (w->protected[s])
-            return SHMS_EFULL;
+    for (uint32_t i = 0, s = w->kinds.lists[c->kind].first; i < c->n; i++, s = w->kinds.next[s])
         victims[i] = s;
-    }
     int rc = vacate(w, c->n);
     if (rc)
         return rc;

@@ -24,6 +24,23 @@ TEST(the_bound_is_enough_for_either_form) {
     }
 }
 
+TEST(each_number_has_its_shortest_head) {
+    static const int64_t tokens[] = {0,         23, 24,  255, 256,  65535, 65536,    UINT32_MAX, INT64_C(1) << 32,
+                                     INT64_MAX, -1, -24, -25, -256, -257,  INT64_MIN};
+    static const int lengths[] = {1, 1, 2, 2, 3, 3, 5, 5, 9, 9, 1, 1, 2, 2, 3, 9};
+    uint8_t out[256];
+    int64_t ends[1];
+    const shms_blockhash_extras none = {0};
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        CHECK(shms_blockhash_bodies(out, sizeof out, ends, 0, 1, 1, &tokens[i], &none) == lengths[i] + 2);
+        uint64_t value = (uint64_t)(tokens[i] < 0 ? -1 - tokens[i] : tokens[i]),
+                 read = lengths[i] > 1 ? 0 : out[1] & 31;
+        for (int k = 1; k < lengths[i]; k++)
+            read = read << 8 | out[1 + k];
+        CHECK(out[0] == 0x81 && out[1] >> 5 == (tokens[i] < 0) && read == value && out[lengths[i] + 1] == 0xf6);
+    }
+}
+
 static void blocks_one_by_one_hash_as_all_at_once(int32_t tagged) {
     enum { N = 37, SIZE = 5 };
     int64_t tokens[N * SIZE], items[] = {3, 20, 5, 3, 0, 9, 20, 30, 11, 90, 1, 15}, ends[N];

@@ -156,6 +156,10 @@ static void a_pool_matches_plain_arrays(int order) {
     CHECK(shms_blockpool_key(pool, bad + 1, 1, hashes, 0, 1, 0) == SHMS_KV_ERANGE);
     CHECK(shms_blockpool_key(pool, bad, 1, hashes, HASHES, 1, 0) == SHMS_KV_ENOHASH);
     CHECK(shms_blockpool_ref(pool, N) == SHMS_KV_ERANGE);
+    CHECK(shms_blockpool_get(pool, bad, -1) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockpool_key(pool, bad, -1, hashes, 0, 1, 0) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockpool_key(pool, bad, 1, hashes, -1, 1, 0) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockpool_key(pool, bad, 1, hashes, 0, 0, 0) == SHMS_KV_EARGUMENT);
     compare(pool, hashes);
     shms_blockpool_free(pool);
     shms_hashlist_free(hashes);

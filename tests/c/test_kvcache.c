@@ -83,6 +83,13 @@ TEST(refusals_change_nothing) {
     CHECK(shms_blockpool_evict(pool, id, 1) == 0 && shms_kvcache_cache(kv, r, hashes, 12) == 0);
     CHECK(shms_blockpool_n_keys(pool) == 3 && r->stored[0] == 0 && r->stored[1] == 3);
     CHECK(shms_kvcache_valid(kv) == 0);
+    shms_kv_request gone = {.table = 7}, *g = &gone;
+    CHECK(shms_kvcache_cache(kv, g, hashes, 4) == SHMS_KV_EARGUMENT &&
+          shms_kvcache_release(kv, g) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_table(kv, g) == SHMS_KV_EARGUMENT && shms_kvcache_common(kv, g) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_cached(kv, g) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_cache(kv, r, hashes, -1) == SHMS_KV_EARGUMENT);
+    CHECK(allocate(kv, NEW, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, id, (int32_t[]){-1}) == SHMS_KV_EARGUMENT);
     kv->groups[0].n_holders = 2;
     CHECK(shms_kvcache_valid(kv) == SHMS_KV_ECORRUPT);
     kv->groups[0].n_holders = 1;

@@ -70,7 +70,8 @@ static shms_writer *mine, *theirs;
 static shms_reader *reader;
 static shms_view *view;
 static uint8_t ref[SHMS_REF_SIZE];
-static const shms_options few = {.capacity = 2 << 20, .n_readers = 1, .n_writers = 2, .max_objects = 8};
+static const shms_options few = {
+    .capacity = 2 << 20, .n_readers = 1, .n_writers = 2, .max_objects = 8, .flags = SHMS_PREFAULT};
 
 static int create(void) { return shms_writer_create(&mine, name, &few); }
 static int join(void) { return shms_writer_join(&theirs, name, 1, NULL); }
@@ -177,6 +178,7 @@ TEST(each_of_64_writers_puts_for_256_ranks_what_each_of_them_reads) {
     for (int n = 1; n < SHMS_MAX_WRITERS; n++)
         CHECK_EQ(SHMS_OK, shms_writer_join(&writers[n], name, SHMS_ANY_ARENA, NULL));
     CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&theirs, name, SHMS_ANY_ARENA, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_join(&theirs, name, SHMS_MAX_WRITERS, NULL));
     for (uint32_t r = 0; r < SHMS_MAX_READERS; r++)
         CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[r], name, r, NULL));
     for (uint64_t n = 0; n < SHMS_MAX_WRITERS; n++) {

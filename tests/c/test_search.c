@@ -150,6 +150,30 @@ static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objec
     end();
 }
 
+TEST(what_is_protected_after_a_survey_stays) {
+    begin(4 * MIB, 4096, 0);
+    for (uint64_t i = 0; i < 1020; i++)
+        put_and_release("k", i, 4000);
+    CHECK_EQ(SHMS_OK, put_sized("held", 0, 4000));
+    CHECK_EQ(SHMS_EFULL, put_sized("large", 0, 4 * MIB - 200)); /* surveys all zones */
+    uint64_t longest = w->refusal.longest;
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k500", 4));
+    CHECK_EQ(SHMS_EFULL, put_sized("large", 0, longest - 200));
+    CHECK(has_key(w, "k500") && w->refusal.longest < longest);
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k500", 4));
+    CHECK_EQ(SHMS_OK, put_sized("large", 0, longest - 200));
+    end();
+}
+
+TEST(the_first_small_object_takes_its_area_from_a_hand_that_is_in_it) {
+    begin(4 * MIB, 65536, 0);
+    for (uint64_t i = 0; i < 4; i++)
+        put_and_release("large", i, MIB - 2000); /* the last 1/128 is the area */
+    put_and_release("small", 0, 100);
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    end();
+}
+
 TEST(small_objects_fill_an_empty_store_whatever_was_in_it) {
     shms_ticket t;
     begin(4 * MIB, 65536, 0);

@@ -209,6 +209,14 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, verb_protect(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, verb_reserve(h, "x", 1, NULL, 0, 1, &t));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel(h, ref));
+        CHECK_EQ(SHMS_ECLOSED, verb_hold(h, ref));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_assign_group(h, ref, 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_validate(h, ref, NULL, 0));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_extra(h, ref, NULL, &size));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel_all(h));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_stay(h, 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_kind(h, "kind", 4));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_quota(h, 0, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_retire(h, 0));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_delete(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_clear(h, "", 0));
