@@ -112,6 +112,14 @@ def test_different_lengths_change_nothing_either_way(p0: Any) -> None:
     assert before == state(p0)
 
 
+def test_what_nobody_has_is_a_miss_that_names_all_of_it_once_and_changes_nothing(p0: Any) -> None:
+    before = state(p0)
+    with pytest.raises(CacheMissError) as caught:
+        p0.get_and_update([None, None, GOOD, None, None, None], ["x", "old", "new", "y", "x", "new"])
+    assert ("x", "y") == caught.value.mm_hashes
+    assert before == state(p0)
+
+
 BAD_HASHES = {
     "None": (None, TypeError, "None"),
     "int": (7, TypeError, "int"),

@@ -119,17 +119,6 @@ def test_a_touch_is_a_use_asking_is_none_and_clear_forgets_all(make: Callable[[]
         cache.get_and_update_item(None, "a")
 
 
-@pytest.mark.parametrize("make", P0.values(), ids=P0)
-def test_none_and_nothing_cached_names_all_missing_and_changes_nothing(make: Callable[[], Any]) -> None:
-    cache = make()
-    cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
-    before = (cache.order, cache.make_stats())
-    with pytest.raises(CacheMissError) as caught:
-        cache.get_and_update([None, None, (item(3), []), None, None, None], ["x", "a", "new", "y", "x", "new"])
-    assert ("x", "y") == caught.value.mm_hashes
-    assert before == (cache.order, cache.make_stats())
-
-
 def test_receiver_miss_names_all_missing_and_changes_nothing() -> None:
     _, receiver = pair()
     receiver.get_and_update([item(1), item(2)], ["a", "b"])

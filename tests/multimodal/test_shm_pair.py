@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, Self
 
 import pytest
@@ -84,19 +83,6 @@ def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates()
             assert mine["pixel_values"].field == got["pixel_values"].field
             assert views + 1 == engine.workers[0].reader.stats().live_views, "no copy"
             del got
-
-
-def test_none_and_nothing_cached_names_all_missing_and_changes_nothing() -> None:
-    with Engine(MIB) as engine:
-        engine.send(a=10)
-        before = (replace(engine.sender.writer.stats(), misses=0), engine.sender.make_stats())
-        with pytest.raises(CacheMissError) as caught:
-            engine.sender.get_and_update([None, (item(1), []), None, None], ["x", "new", "a", "y"])
-        assert ("x", "y") == caught.value.mm_hashes
-        with pytest.raises(CacheMissError) as caught:
-            engine.sender.get_and_update([None], ["x"])
-        assert ("x",) == caught.value.mm_hashes
-        assert before == (replace(engine.sender.writer.stats(), misses=0), engine.sender.make_stats())
 
 
 def test_a_worker_names_all_that_is_missing_and_reads_nothing() -> None:
