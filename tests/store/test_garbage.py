@@ -28,55 +28,55 @@ class Node:
         self.self = self
 
 
-class Request:
-    """Gives back its reference at its end, as an engine's request may."""
+class AtEnd(Node):
+    """Calls a function at its end, as a request of an engine may, or whatever writes a summary."""
 
-    def __init__(self, engine: Any, ref: Any, seen: list[Any]) -> None:
-        self.engine, self.ref, self.seen = engine, ref, seen
+    def __init__(self, act: Callable[[], object], **members: Any) -> None:
+        super().__init__(act=act, **members)
 
     def __del__(self) -> None:
-        self.seen.append(self.engine.writer.cancel(self.ref))
+        self.act()
+
+
+def a_writer(**options: Any) -> ObjectStoreWriter:
+    return ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1, **options)
 
 
 def requests() -> list[Any]:
     seen: list[Any] = []
     for _ in range(20):
-        engine: Any = Node(writer=ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1))
-        engine.request = Request(engine, engine.writer.put("k", 1), seen)
+        engine: Any = Node(writer=a_writer())
+        ref = engine.writer.put("k", 1)
+        engine.request = AtEnd(lambda engine=engine, ref=ref: seen.append(engine.writer.cancel(ref)))  # type: ignore[misc]
         del engine
         gc.collect()
     return seen
 
 
-class Writes:
-    """Fills what its reservation has begun, at its end."""
-
-    def __init__(self, node: Any, commits: bool) -> None:
-        self.node, self.commits = node, commits
-
-    def __del__(self) -> None:
-        self.node.begun.value[:] = 7
-        if self.commits:
-            self.node.begun.commit()
-
-
 def reservations(closed: bool = False) -> list[Any]:
+    """Fill what a reservation has begun, at its end."""
     seen: list[Any] = []
     for commits in (False, True):
-        writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+        writer = a_writer()
         node: Any = Node(writer=writer, begun=writer.begin("new", np.zeros(9, np.uint8)))
-        node.writes = Writes(node, commits and not closed)
+
+        def fill(node: Any = node, commits: bool = commits and not closed) -> None:
+            node.begun.value[:] = 7
+            if commits:
+                node.begun.commit()
+
+        node.writes = AtEnd(fill)
         if closed:
             writer.close()
             del writer
-        del node
+        del node, fill
         gc.collect()
         seen.append(None if closed else writer.keys())
     return seen
 
 
 def blocks(name: str, closed: bool = False) -> list[Any]:
-    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+    writer = a_writer()
     writer.put("k", 1)
     node: Any = Node(writer=writer)
     node.block = getattr(writer, name)(*([["k"]] if name == "protect" else ["new", np.zeros(9, np.uint8)]))
@@ -88,75 +88,55 @@ def blocks(name: str, closed: bool = False) -> list[Any]:
     return []
 
 
-class Allocates:
-    """What many finalizers do, also of the store's: uses memory that has become free."""
-
-    def __init__(self, node: Node, kept: list[Any]) -> None:
-        self.node, self.kept = node, kept
-
-    def __del__(self) -> None:
-        self.kept.extend(np.full(size, 0x41, np.uint8) for size in range(16, 200) for _ in range(50))
+def used_again(most: int) -> list[Any]:
+    """Do what many finalizers do, also of the store's: use memory that has become free."""
+    return [np.full(size, 0x41, np.uint8) for size in range(16, most, 8) for _ in range(50)]
 
 
 def blocks_older_than_their_batches() -> list[Any]:
     kept: list[Any] = []
     for _ in range(10):
-        writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+        writer = a_writer()
         writer.put("k", 1)
         node: Any = Node(writer=writer, block=writer.protect(["k"]))
         gc.collect(0)  # a collection of all takes the youngest before these
         node.block.__enter__()
-        node.allocates = Allocates(node, kept)
+        node.allocates = AtEnd(lambda: kept.append(used_again(200)), node=node)
         del writer, node
         gc.collect()
     return []
 
 
-class Looks:
-    """Notes at its end whether a store is mapped."""
-
-    def __init__(self, node: Node, name: str, seen: list[Any]) -> None:
-        self.node, self.name, self.seen = node, name, seen
-
-    def __del__(self) -> None:
-        self.seen.append(is_mapped(self.name))
-
-
 def a_batch_of_a_closed_writer() -> list[Any]:
     seen: list[Any] = []
-    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+    writer = a_writer()
+    name = writer.name
     writer.put("k", 1)
     node: Any = Node(batch=writer._writer.batch())
     node.batch.protect([b"k"])
-    node.looks = Looks(node, writer.name, seen)
+    node.looks = AtEnd(lambda: seen.append(is_mapped(name)), node=node)
     writer.close()
     del node
     gc.collect()
-    return [*seen, is_mapped(writer.name)]
-
-
-class Inspects:
-    """Asks an inspector at its end, once what has become free is used again."""
-
-    def __init__(self, node: Any, seen: list[Any]) -> None:
-        self.node, self.seen = node, seen
-        self.kept: list[Any] = []
-
-    def __del__(self) -> None:
-        self.kept = [np.full(size, 0x41, np.uint8) for size in range(16, 1200, 8) for _ in range(20)]
-        try:
-            self.seen.append(self.node.inspector.facts()["capacity"])
-        except Exception as error:
-            self.seen.append(error)
+    return [*seen, is_mapped(name)]
 
 
 def inspectors() -> list[Any]:
+    """Ask an inspector at its end, once what has become free is used again."""
     seen: list[Any] = []
-    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+    with a_writer() as writer:
         writer.close(unlink=False)
         node: Any = Node(inspector=native_inspect.Inspector(writer.name))
-        node.inspects = Inspects(node, seen)
-        del node
+
+        def ask(node: Any = node) -> None:
+            node.kept = used_again(1200)
+            try:
+                seen.append(node.inspector.facts()["capacity"])
+            except Exception as error:
+                seen.append(error)
+
+        node.inspects = AtEnd(ask)
+        del node, ask
         gc.collect()
         ObjectStoreWriter.recover(writer.name).close()
     return [*seen, is_mapped(writer.name)]
@@ -164,7 +144,7 @@ def inspectors() -> list[Any]:
 
 def views() -> list[Any]:
     for _ in range(20):
-        writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+        writer = a_writer()
         reader = ObjectStoreReader.attach(writer.handle)
         native = reader._reader
         node: Any = Node(view=native.acquire(writer.put("k", np.zeros(9, np.uint8)).to_bytes())[1])
@@ -188,25 +168,18 @@ class Raw(MsgpackSerde):
         return super().layout(template)._replace(build=memoryview)
 
 
-class Reads:
-    """Reads its view in its destructor, for example to write a summary."""
-
-    def __init__(self, view: Any, seen: list[Any]) -> None:
-        self.view, self.seen = view, seen
-        self.self = self
-
-    def __del__(self) -> None:
-        self.seen.append(bytes(self.view[:3]))
-
-
 def views_of_bytes() -> list[Any]:
     seen: list[Any] = []
-    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1, serde=Raw())
+
+    def read_at_its_end(view: Any) -> None:
+        AtEnd(lambda: seen.append(bytes(view[:3])))
+
+    writer = a_writer(serde=Raw())
     reader = ObjectStoreReader.attach(writer.handle, serde=Raw())
-    Reads(reader.get(writer.put("k", np.arange(9, dtype=np.uint8))), seen)
+    read_at_its_end(reader.get(writer.put("k", np.arange(9, dtype=np.uint8))))
     with writer.reserve("new", np.zeros(9, np.uint8)) as view:
         view[:3] = b"abc"
-    Reads(view, seen)
+    read_at_its_end(view)
     del view
     reader.close()
     writer.close()
@@ -214,25 +187,19 @@ def views_of_bytes() -> list[Any]:
     return [*seen, is_mapped(writer.name)]
 
 
-class Asks:
-    """Asks for figures in its destructor, for example to count what a request has used."""
-
-    def __init__(self, ask: Callable[[], int], seen: list[int]) -> None:
-        self.ask, self.seen = ask, seen
-        self.self = self
-
-    def __del__(self) -> None:
-        self.seen.append(self.ask())
-
-
 def scheduler_state() -> list[int]:
+    """Ask for figures at the end, for example to count what a request has used."""
     seen: list[int] = []
+
+    def ask_at_the_end(ask: Callable[[], int]) -> None:
+        AtEnd(lambda: seen.append(ask()))
+
     for n in range(1, 21):
-        Asks(BlockHashes([bytes([n]) * 32] * n).__len__, seen)
+        ask_at_the_end(BlockHashes([bytes([n]) * 32] * n).__len__)
         pool = Pool(n, 0)
-        Asks(lambda pool=pool: pool.n_free, seen)  # type: ignore[misc]
+        ask_at_the_end(lambda pool=pool: pool.n_free)  # type: ignore[misc]
         tables = Tables(pool, [(0, 16, 0, False)], 16, 16, 1 << 20, 1 << 20, True, False)
-        Asks(partial(tables.find, BlockHashes(), 0), seen)
+        ask_at_the_end(partial(tables.find, BlockHashes(), 0))
         del pool, tables
     gc.collect()
     return sorted(seen)
