@@ -39,11 +39,3 @@ def put_and_wait(handle: StoreHandle, mark: int, pipe: Any) -> None:
         ref = writer.put(f"k{mark}", marked(mark))
         pipe.send((writer.index, writer.recovered, ref.to_bytes()))
         signal.pause()
-
-
-def find_or_claim_and_wait(handle: StoreHandle, pipe: Any) -> None:
-    """Hold the object "a", or the right to make it, and be killed."""
-    with ObjectStoreReader.attach(handle, 1, finds_only=True) as reader:
-        held = reader.find_or_claim("a")
-        pipe.send(getattr(held, "ref", None))
-        signal.pause()

@@ -17,8 +17,7 @@ from shmstore import (
     PinnedRef,
     StoreClosedError,
 )
-from tests.store.children import find_or_claim_and_wait
-from tests.support import FRESH, Stores
+from tests.support import Signal, Stores, alive
 
 Process = ObjectStoreReader | ObjectStoreWriter
 
@@ -89,16 +88,16 @@ def test_after_a_grant_it_looks_again(
 def test_a_claim_ends_with_a_process_that_is_killed_and_who_waits_takes_it(
     writer: ObjectStoreWriter, reader: ObjectStoreReader
 ) -> None:
-    ours, theirs = FRESH.Pipe()
-    child = FRESH.Process(target=find_or_claim_and_wait, args=(writer.handle, theirs))
-    child.start()
-    assert ours.recv() is None
-    assert reader.find_or_claim("a", wait=0.05) is None
+    def hold(ready: Signal) -> None:
+        with ObjectStoreReader.attach(writer.handle, 1, finds_only=True) as other, claim(other):
+            ready.send()
+            signal.pause()
+
     got: list[object] = []
-    waiter = threading.Thread(target=lambda: got.append(reader.find_or_claim("a", wait=60)))
-    waiter.start()
-    child.kill()
-    child.join()
+    with alive(hold):
+        assert reader.find_or_claim("a", wait=0.05) is None
+        waiter = threading.Thread(target=lambda: got.append(reader.find_or_claim("a", wait=60)))
+        waiter.start()
     waiter.join()
     assert isinstance(got[0], Claim)
 

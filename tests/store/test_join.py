@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,6 @@ from shmstore import (
     ObjectStoreWriter,
     StaleRefError,
     StoreFullError,
-    StoreNotFoundError,
     WriterActiveError,
 )
 from shmstore.bindings import inspect as native
@@ -100,15 +98,6 @@ def test_a_store_of_one_writer_is_joined_only_when_that_has_ended(stores: Stores
             ObjectStoreWriter.join(alone.handle, index)
     alone.close(unlink=False)
     assert 0 == join(stores, alone.handle).index
-
-
-@pytest.mark.parametrize("field", ["store_id", "n_readers"])
-def test_a_handle_of_another_store_is_refused(stores: Stores, field: str) -> None:
-    handle = stores.create(**OPTIONS, n_writers=2).handle
-    other = replace(handle, **{field: getattr(handle, field) + 1})
-    with pytest.raises(StoreNotFoundError if field == "store_id" else LayoutMismatchError):
-        ObjectStoreWriter.join(other)
-    assert 1 == join(stores, handle).index
 
 
 def test_quotas_are_those_of_an_arena(stores: Stores) -> None:

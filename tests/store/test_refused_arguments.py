@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,16 @@ REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
     ("name", [*BY_NAME, *BY_HANDLE], NAMES, []),
     ("name", BY_NAME[:2], [], [3, Path("x")]),
     ("handle_or_name", BY_NAME[2:], [], [3, Path("x")]),
+    (
+        "store_id",
+        [
+            lambda w, v: ObjectStoreReader.attach(replace(w.handle, store_id=v)),
+            lambda w, v: ObjectStoreWriter.recover(replace(w.handle, store_id=v)),
+        ],
+        [-1, 2**32, 2**70],
+        [],
+    ),
+    ("n_readers", [lambda w, v: ObjectStoreReader.attach(replace(w.handle, n_readers=v), 2**40)], [0, 2**70], ["2"]),
     ("capacity", opening("capacity"), [0, -1, MAX_CAPACITY + 1, 2**64 + 4096], [True, 4096.0, "4096"]),
     ("n_readers", opening("n_readers"), [0, MAX_READERS + 1], [True, 2.0, "2"]),
     ("max_object_size", opening("max_object_size"), [0, 4097], [1.5]),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from typing import Any
 
 import pytest
 import torch
-from vllm.multimodal import processing
 from vllm.multimodal.cache import factories
 from vllm.multimodal.inputs import (
     MultiModalFieldElem,
@@ -25,10 +23,7 @@ from shmstore.integrations.vllm.receiver import ReceiverCache
 from shmstore.integrations.vllm.sender import SenderCache
 from shmstore.integrations.vllm.shared import WAIT
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
-from tests.vllm.parts import FIELDS, item, plain, prompt_updates, same
-
-PromptUpdateDetails = processing.PromptUpdateDetails
-processor: Any = sys.modules[PromptUpdateDetails.__module__]
+from tests.vllm.parts import FIELDS, item, plain, processor, prompt_updates, same
 
 
 @pytest.mark.parametrize(("wanted", "comes"), [(None, 1), ("1", 1), ("strict", 1), ("0", 0)])
