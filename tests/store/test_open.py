@@ -22,9 +22,10 @@ from shmstore import (
 )
 from shmstore.bindings import inspect as native
 from shmstore.files import classify
+from tests.inspect.cases import poke
 from tests.layout import FIELDS
 from tests.store.test_numa import needs_nodes
-from tests.store.test_segments import FOREIGN, put_word
+from tests.store.test_segments import FOREIGN
 from tests.support import SHM, Child, Signal, Stores, alive, bits, in_child, raises, random_tensor, segments, store_name
 
 VALUE = random_tensor(1, 5000)
@@ -235,19 +236,19 @@ def test_a_store_stays_if_there_is_no_room_for_the_one_that_would_replace_it(sto
 
 
 def spoil_superblock(path: Path) -> None:
-    put_word(path, FIELDS["capacity"], 12345)
+    poke(path, FIELDS["capacity"], 12345)
 
 
 def spoil_tables(path: Path) -> None:
-    put_word(path, FIELDS["next_id"], 1)
+    poke(path, FIELDS["next_id"], 1)
 
 
 def make_version_old(path: Path) -> None:
-    put_word(path, FIELDS["stamp"], 12345)
+    poke(path, FIELDS["stamp"], 12345)
 
 
 def leave_creation(path: Path) -> None:
-    put_word(path, FIELDS["stamp"], 0)
+    poke(path, FIELDS["stamp"], 0)
 
 
 def truncate(path: Path) -> None:

@@ -5,7 +5,6 @@ import mmap
 import os
 import random
 import shutil
-import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from shmstore import (
     StoreSpaceError,
 )
 from shmstore.bindings.store import MAX_NAME, MAX_READERS
+from tests.inspect.cases import peek, poke
 from tests.layout import FIELDS
 from tests.support import SHM, Stores, bits, frozen, in_child, mount_alone, raises, random_tensor, segments, store_name
 
@@ -323,7 +323,7 @@ def under_each(path: Path, offset: int, values: Iterable[int]) -> dict[int, dict
     for value in values:
         copied = SHM / store_name()
         shutil.copy(path, copied)
-        put_word(copied, offset, value)
+        poke(copied, offset, value)
         found[value] = try_everything(copied.name)
         copied.unlink()
     return found
@@ -333,17 +333,6 @@ def damage(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(data)
-
-
-def word(path: Path, offset: int) -> int:
-    with path.open("rb") as file:
-        file.seek(offset)
-        value: int = struct.unpack("<Q", file.read(8))[0]
-        return value
-
-
-def put_word(path: Path, offset: int, value: int) -> None:
-    damage(path, offset, struct.pack("<Q", value % 2**64))
 
 
 STRANGE = (0, 1, 4097, 2**32, 2**64 - 1)
@@ -376,7 +365,7 @@ def test_every_field_of_the_two_tables_is_in_one_of_the_tests() -> None:
 @pytest.mark.parametrize("field", GEOMETRY)
 def test_a_damaged_geometry_is_refused_by_both_sides(segment: Path, field: str) -> None:
     error = "LayoutMismatchError" if field in ("magic", "stamp") else "CorruptStoreError"
-    true = word(segment, FIELDS[field])
+    true = peek(segment, FIELDS[field])
     values = {*STRANGE, true + 1, true * 2, true ^ 2**40} - {true}
     refused = {"attach": error, "recover": error}
     assert dict.fromkeys(values, refused) == in_child(under_each, segment, FIELDS[field], values)
@@ -410,7 +399,7 @@ def test_counters_that_contradict_what_is_stored_are_corrupt(
     segment: Path, field: str, values: tuple[int, ...]
 ) -> None:
     for value in values:
-        put_word(segment, FIELDS[field], value)
+        poke(segment, FIELDS[field], value)
         with pytest.raises(CorruptStoreError):
             ObjectStoreWriter.recover(segment.name)
 
@@ -439,13 +428,13 @@ BAD_SLOT = {
 
 
 def all_slots(path: Path) -> list[int]:
-    start, end = word(path, FIELDS["slots_at"]), word(path, FIELDS["leases_at"])
+    start, end = peek(path, FIELDS["slots_at"]), peek(path, FIELDS["leases_at"])
     return list(range(start, end, 64))
 
 
 @pytest.mark.parametrize("field", SLOT)
 def test_a_damaged_slot_is_corrupt_to_recover_and_kills_no_reader(segment: Path, field: str) -> None:
-    slot = next(at for at in all_slots(segment) if word(segment, at + SLOT["id"]) == 1)
+    slot = next(at for at in all_slots(segment) if peek(segment, at + SLOT["id"]) == 1)
     corrupt = {"attach": "opened", "recover": "CorruptStoreError"}
     found = in_child(under_each, segment, slot + SLOT[field], BAD_SLOT[field])
     assert dict.fromkeys(BAD_SLOT[field], corrupt) == found
@@ -457,8 +446,8 @@ def read_while_damaged(name: str, refs: list[bytes], damages: list[tuple[int, in
     path, said = SHM / name, []
     with ObjectStoreReader.attach(name) as reader:
         for offset, value in damages:
-            true = word(path, offset)
-            put_word(path, offset, value)
+            true = peek(path, offset)
+            poke(path, offset, value)
             for packed in refs:
                 ref = ObjectRef.from_bytes(packed)
                 reader.validate(ref)
@@ -467,7 +456,7 @@ def read_while_damaged(name: str, refs: list[bytes], damages: list[tuple[int, in
                     said.append("read")
                 except (StaleRefError, CorruptStoreError) as error:
                     said.append(type(error).__name__)
-            put_word(path, offset, true)
+            poke(path, offset, true)
         for packed in refs:
             reader.get(ObjectRef.from_bytes(packed))
     return said
@@ -477,7 +466,7 @@ def test_a_reader_believes_a_slot_only_inside_the_data_region(stores: Stores) ->
     writer = stores.create(1 << 16, n_readers=2, max_objects=8)
     refs = [writer.put(key, random_tensor(ord(key), 1000)).to_bytes() for key in "ab"]
     path = SHM / writer.name
-    slot = next(at for at in all_slots(path) if word(path, at + SLOT["id"]) == 1)
+    slot = next(at for at in all_slots(path) if peek(path, at + SLOT["id"]) == 1)
     # Not "flags", which is the writer's, and not a head that is another good one.
     damages = [
         (slot + SLOT[field], value) for field in ("state", "id", "offset", "length") for value in BAD_SLOT[field]
@@ -491,15 +480,15 @@ def test_a_reader_believes_a_slot_only_inside_the_data_region(stores: Stores) ->
 
 
 def test_one_key_twice_is_corrupt(segment: Path) -> None:
-    data = word(segment, FIELDS["data_at"])
-    two = next(at for at in all_slots(segment) if word(segment, at + 8) == 2)
-    damage(segment, data + word(segment, two + SLOT["offset"]), b"a")
+    data = peek(segment, FIELDS["data_at"])
+    two = next(at for at in all_slots(segment) if peek(segment, at + 8) == 2)
+    damage(segment, data + peek(segment, two + SLOT["offset"]), b"a")
     assert "CorruptStoreError" == in_child(try_everything, segment.name)["recover"]
 
 
 def test_random_damage_to_the_tables_is_a_typed_error_or_none_and_never_a_crash(segment: Path) -> None:
     whole = segment.read_bytes()
-    start, end = word(segment, FIELDS["slots_at"]), word(segment, FIELDS["data_at"])
+    start, end = peek(segment, FIELDS["slots_at"]), peek(segment, FIELDS["data_at"])
     generator = random.Random(7)
     kinds = set()
     for _ in range(25):

@@ -22,8 +22,9 @@ from shmstore import ObjectStoreReader, ObjectStoreWriter, errors
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.segments import find_segments, look_at
 from shmstore.inspect.verify import verify
+from tests.inspect.cases import poke
 from tests.layout import FIELDS
-from tests.store.test_segments import mount_small, put_word
+from tests.store.test_segments import mount_small
 from tests.support import SHM, Stores, in_child, raises, random_tensor, segments, store_name
 
 pytestmark = pytest.mark.alone
@@ -347,9 +348,9 @@ def test_a_number_that_no_store_counts_to_is_damage(stores: Stores, planted: Pat
     largest = 2**61 - 1
 
     def plant(number: int) -> None:
-        put_word(planted, FIELDS[field], number)
+        poke(planted, FIELDS[field], number)
         if field == "next_lease":
-            put_word(planted, FIELDS["published"], number)
+            poke(planted, FIELDS["published"], number)
 
     plant(largest)
     writer = stores.recover(planted.name)
