@@ -152,7 +152,9 @@ static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objec
 
 TEST(what_is_protected_after_a_survey_stays) {
     begin(4 * MIB, 4096, 0);
-    for (uint64_t i = 0; i < 1020; i++)
+    put_and_release("k", 0, 4000);
+    uint64_t each = shms_get(&w->seg.writer->used_bytes), *counters = (uint64_t *)w->seg.writer->counters;
+    for (uint64_t i = 1; i < 1020; i++)
         put_and_release("k", i, 4000);
     CHECK_EQ(SHMS_OK, put_sized("held", 0, 4000));
     CHECK_EQ(SHMS_EFULL, put_sized("large", 0, 4 * MIB - 200)); /* surveys all zones */
@@ -162,6 +164,7 @@ TEST(what_is_protected_after_a_survey_stays) {
     CHECK(has_key(w, "k500") && w->refusal.longest < longest);
     CHECK_EQ(SHMS_OK, verb_unprotect(w, "k500", 4));
     CHECK_EQ(SHMS_OK, put_sized("large", 0, longest - 200));
+    CHECK_EQ(counters[SHMS_C(evictions)] * each, counters[SHMS_C(evicted_bytes)]);
     end();
 }
 

@@ -209,6 +209,9 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, verb_protect(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, verb_reserve(h, "x", 1, NULL, 0, 1, &t));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel(h, ref));
+        shms_batch b = {0};
+        CHECK_EQ(SHMS_ECLOSED, shms_batch_protect(h, &b, (const uint8_t *)"\1\0\0\0k", 5));
+        free(b.items);
         CHECK_EQ(SHMS_ECLOSED, verb_hold(h, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_assign_group(h, ref, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_validate(h, ref, NULL, 0));
