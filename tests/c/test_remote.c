@@ -102,13 +102,17 @@ TEST(a_look_up_refuses_nobody) {
 
 /* A's CLOCK spares what B has used, however often. */
 TEST(what_another_writer_uses_stays) {
-    static const int uses[] = {0, 1, 255, 256, 257, 65536};
-    for (int i = 0; i < 6; i++) {
+    static const int uses[] = {0, 1, 255, 256, 257, 65536, 1};
+    for (int i = 0; i < 7; i++) {
         begin();
         CHECK_EQ(SHMS_OK, put(a, "hot", 7, 1, NULL));
         CHECK_EQ(SHMS_OK, put(a, "cold", 7, 2, NULL));
-        for (int n = 0; n < uses[i]; n++)
+        for (int n = 0; i < 6 && n < uses[i]; n++)
             CHECK_EQ(1, shms_writer_touch(b, "hot", 3));
+        if (i == 6) { /* a hit is a use, too, when its lease has ended */
+            CHECK_EQ(SHMS_OK, verb_hit(b, "hot", 3, ref));
+            CHECK_EQ(1, shms_writer_cancel(b, ref));
+        }
         CHECK_EQ(SHMS_OK, put(a, "new", 7, 3, NULL));
         CHECK_EQ(uses[i] > 0, shms_writer_has(a, "hot", 3));
         CHECK_EQ(uses[i] == 0, shms_writer_has(a, "cold", 4));
