@@ -121,9 +121,10 @@ peers: $(VENV)/.bench $(VENV)/.built
 tiers: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m bench.tiers
 
-# What a killed reader or writer costs, with what people use today; a minute.
+# What a killed process costs, with what people use today; writes a table into docs/concepts/reliability.md. Some 15
+# minutes, and more without `make test-vllm` before it: two ways are vLLM's.
 survival: $(VENV)/.bench $(VENV)/.dev $(VENV)/.built
-	$(BIN)/python -m bench.survival
+	VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m bench.survival $(ARGS)
 
 # Lines and branches of the Python package that no test runs, but for the plug-ins, which their engines import; half an hour.
 coverage: $(VENV)/.coverage $(VENV)/.demo $(VENV)/.built
