@@ -1,14 +1,14 @@
 """What survives: each way to share tensors on a host, each of whose processes is killed while the others work.
 
-    make survival                                        # writes the table of docs/concepts/reliability.md
-    .venv/bin/python -m bench.survival Redis Lmdb        # these alone; prints it
+    make survival                              # writes the table of docs/concepts/reliability.md
+    make survival ARGS='Redis Lmdb'            # these rows alone
 
-Of each way there are a writer and two readers, processes of their own, and what it has beside them. The objects have
+Of each way there are a writer and two readers, processes of their own, and what runs beside them. The objects have
 4 MiB, and a store has room for eight. `scene.py` says what happens. Each scene has processes and a /dev/shm of its own
 (Linux's namespaces, with unshare(1)), so that what is left there is known, and goes.
 
-vLLM's ways run in VLLM_VENV, which `make test-vllm` makes; Ray needs the extra `bench`. A way that cannot run is left
-out, and said; then the page stays as it is.
+vLLM's ways run in VLLM_VENV, which `make test-vllm` makes; Ray needs the extra `bench`. A way that cannot run is said,
+and its row stays as it is.
 """
 
 import json
@@ -28,7 +28,8 @@ COLUMNS = (
     "",
     "a reader is killed: the others",
     "the writer is killed: stored, not read",
-    "a new writer: what was stored",
+    "a new writer finds it",
+    "killed inside a put: of 10",
     "what runs beside is killed: the others",
     "left",
 )
@@ -65,39 +66,45 @@ def played(way: type[Way], victim: str) -> Report:
     if done.returncode != 0:
         raise FailedError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
     report: Report = json.loads(done.stdout.splitlines()[-1])
+    print(way.__name__, victim, report, file=sys.stderr)
     return report
 
 
 def row(way: type[Way]) -> list[str]:
-    reports = {victim: played(way, victim) for victim in ("reader", "writer", *way.servers)}
+    finds = () if way.find is Way.find else ("midway",)
+    reports = {victim: played(way, victim) for victim in ("reader", "writer", *finds, *way.servers)}
     reader, writer = reports["reader"], reports["writer"]
     beside = []
     for name in way.servers:
         said = f"{name}: {reports[name]['others']}"
         beside.append(said + (f"; restarted: {reports[name]['again']}" if "again" in reports[name] else ""))
-    left = [f"{report['left']} ({victim})" for victim, report in reports.items() if report["left"]]
+    left = [f"{report['left']} ({victim})" for victim, report in reports.items() if report.get("left")]
     return [
         way.title,
         reader["others"],
         writer["stored"],
         writer["again"],
+        reports["midway"]["midway"] if finds else "lost",
         ". ".join(beside) or "there is nothing",
         ", ".join(left) or "nothing",
     ]
 
 
 def main() -> None:
-    chosen = [way for way in WAYS if not sys.argv[1:] or way.__name__ in sys.argv[1:]]
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    for way in chosen:
-        try:
-            lines.append("| " + " | ".join(row(way)) + " |")
-            print(lines[-1], flush=True)
-        except (FailedError, KeyError, OSError) as error:
-            print(f"{way.title} is left out: {type(error).__name__}: {error}", file=sys.stderr)
-    if len(lines) == 2 + len(WAYS):
-        before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(before + begin + "\n".join([*lines, ""]) + "".join(rest.partition(END)[1:]), encoding="utf-8")
+    new = {}
+    for way in WAYS:
+        if not sys.argv[1:] or way.__name__ in sys.argv[1:]:
+            try:
+                new[way.title] = "| " + " | ".join(row(way)) + " |"
+                print(new[way.title], flush=True)
+            except (FailedError, KeyError, OSError, subprocess.TimeoutExpired) as error:
+                print(f"{way.title} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+    page, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    table, end, rest = rest.partition(END)
+    lines = {line.split("|")[1].strip(): line for line in table.splitlines()[2:]} | new
+    rows = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    rows += [lines[way.title] for way in WAYS if way.title in lines]
+    PAGE.write_text(page + begin + "\n".join([*rows, ""]) + end + rest, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ class Ray(Way):
 
     title = "Ray's object store"
     servers = ("raylet", "gcs_server")
-    settle = 75.0  # a raylet waits 60 seconds for the other one
 
     def serve(self, server: str = "") -> bool:
         if server:
@@ -30,6 +29,9 @@ class Ray(Way):
             _temp_dir=self.folder,
         )
         return True
+
+    def settle(self, victim: str) -> float:
+        return 75.0 if victim == "gcs_server" else 5.0  # a raylet waits 60 seconds for it
 
     def stop(self) -> None:
         import ray

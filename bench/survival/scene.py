@@ -9,15 +9,17 @@ is killed: the second reader, the writer, or a process that the way has beside t
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -28,9 +30,11 @@ SIZE, ROOM, ROUNDS = 4 << 20, 8, 24
 PATIENCE = 120.0
 """Seconds until a call that does not return counts as hung."""
 RETRY = 20.0
-"""Seconds in which calls that fail are tried again."""
+"""Seconds in which calls that fail are tried again, and in which what is left may still go."""
+KILLS = 10
+"""How often a writer is killed inside a put."""
 HANGS, ENDS = f"hangs, {PATIENCE:.0f} s and more", "the process ends"
-CONTEXT: Any = multiprocessing.get_context("spawn")
+CONTEXT: Any = multiprocessing.get_context("forkserver")  # which imports what takes long once
 Array = Any
 Report = dict[str, str]
 
@@ -55,6 +59,9 @@ class Part(Protocol):
     def ask(self, *order: Any) -> Any:
         """Return its answer to an order: True, or a text that says what is wrong."""
 
+    def tell(self, *order: Any) -> None:
+        """Give an order, and wait for nothing."""
+
 
 class Way:
     """The writer's side and the reader's; each process makes its own, with the folder of the way."""
@@ -64,8 +71,8 @@ class Way:
     """The variable that names the environment to run in; none for this one."""
     servers: tuple[str, ...] = ()
     """What runs beside: its program."""
-    settle = 5.0
-    """Seconds in which everybody is to notice a death."""
+    imports: tuple[str, ...] = ()
+    """Modules that take long to import."""
     started: ClassVar[list["subprocess.Popen[bytes]"]] = []
     """What of it the scene has started itself."""
 
@@ -75,6 +82,10 @@ class Way:
     def serve(self, server: str = "") -> bool:
         """Start what runs beside, or one of them after its death. False if that cannot be."""
         return not server
+
+    def settle(self, victim: str) -> float:
+        """Return the seconds in which everybody is to notice a death."""
+        return 5.0
 
     def stop(self) -> None:
         """End what runs beside."""
@@ -194,9 +205,13 @@ class Process:
         self._orders.recv()
         return self
 
+    def tell(self, *order: Any) -> None:
+        """Give an order, and wait for nothing."""
+        self._orders.send(order)
+
     def ask(self, *order: Any) -> Any:
         try:
-            self._orders.send(order)
+            self.tell(*order)
             answer = self._answer()
         except (EOFError, OSError):
             return ENDS
@@ -228,6 +243,7 @@ class Scene:
     def __init__(self, way: Way) -> None:
         self._way = way
         self._before = used(way.folder)
+        CONTEXT.set_forkserver_preload(list(way.imports))
         way.serve()
         self._cast = way.start()
         self._numbers = count(3)
@@ -243,14 +259,16 @@ class Scene:
         """Kill the second reader: how do the others go on?"""
         reader, other = self._cast.readers
         kill(other.pid)
-        unread = self._unread()
-        return {"others": together(unread, self._go_on()), "left": self._end(reader, self._cast.writer)}
+        seen = [self._unread("reader"), self._held()]
+        reader.ask("let go", 0)  # what the dead one holds is to be what counts
+        others = together(*seen, self._go_on())
+        return {"others": others, "left": self._end(reader, self._cast.writer)}
 
     def writer(self) -> Report:
         """Kill the writer: what of its objects is there, for a reader and for a new writer?"""
         reader = self._cast.readers[0]
         kill(self._cast.writer.pid)
-        report = {"stored": self._unread(), "held": reader.ask("check", 0)}
+        report = {"stored": together(self._unread("writer"), self._held())}
         try:
             writer = self._cast.new_writer()
         except Exception as error:
@@ -259,30 +277,56 @@ class Scene:
         report["again"] = "there" if found is True and reader.ask("get", 0) is True else "lost"
         return report | {"left": self._end(*self._cast.readers, writer)}
 
+    def midway(self) -> Report:
+        """Kill the writer inside a put, and ask a new one for that object, again and again."""
+        for reader in self._cast.readers:
+            reader.ask("let go", 0)
+        for number in (1, 2):
+            self._read(number)
+        answers: Counter[str] = Counter()
+        for _ in range(KILLS):
+            writer = self._cast.writer
+            begun = time.monotonic()
+            writer.ask("put", next(self._numbers), [])
+            took, number = time.monotonic() - begun, next(self._numbers)
+            writer.tell("put", number, [])
+            time.sleep(random.random() * took)
+            kill(writer.pid)
+            self._cast.writer = self._cast.new_writer()
+            found = self._cast.writer.ask("find", number, [0])
+            answers[self._read(number) if found is True else found] += 1
+        said = ", ".join(f"{often} {answer}" for answer, often in sorted(answers.items()))
+        return {"midway": said}
+
     def server(self, name: str) -> Report:
         """Kill what runs beside, and start it again."""
         reader, writer = self._cast.readers[0], self._cast.writer
         for pid in processes(name):
             kill(pid)
-        report = {"others": together(self._unread(), self._go_on()), "held": reader.ask("check", 0)}
+        report = {"others": together(self._unread(name), self._go_on(), self._held())}
         if self._way.serve(name):
-            went = self._go_on()
-            found = writer.ask("find", 0, [0])
-            there = found is True and reader.ask("get", 0) is True
-            report["again"] = f"{went}, {'nothing' if there else 'all'} lost"
+            found = any(writer.ask("find", 0, [0]) is True for _ in range(2))  # the first may meet the old connection
+            there = found and reader.ask("get", 0) is True
+            report["again"] = f"{self._go_on()}, {'nothing' if there else 'all'} lost"
         return report | {"left": self._end(*self._cast.readers, writer)}
 
-    def _unread(self) -> str:
+    def _held(self) -> str:
+        """Look at what the first reader holds."""
+        answer = self._cast.readers[0].ask("check", 0)
+        return "whole" if answer is True else str(answer)
+
+    def _read(self, number: int) -> str:
+        """Read an object that was sent, and let it go."""
+        answer = self._cast.readers[0].ask("get", number)
+        if answer is True:
+            answer = self._cast.readers[0].ask("let go", number)
+        return "whole" if answer is True else str(answer)
+
+    def _unread(self, victim: str) -> str:
         """Read what is stored and was not read, at once and later."""
-        answers = []
-        for number in (1, 2):
-            answer = self._cast.readers[0].ask("get", number)
-            answers.append("whole" if answer is True else str(answer))
-            if answer is True:
-                self._cast.readers[0].ask("let go", number)
-            if number == 1:
-                time.sleep(self._way.settle)
-        return together(*answers)
+        at_once = self._read(1)
+        time.sleep(self._way.settle(victim))
+        return together(at_once, self._read(2))
 
     def _go_on(self) -> str:
         """Store objects that the first reader reads and lets go."""
@@ -310,21 +354,26 @@ class Scene:
         for part in parts:
             part.ask("end")
         self._way.stop()
-        time.sleep(1)
-        left = [self._bytes_left(), ""]
+        left = [wait_while(self._bytes_left), ""]
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
         resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
         if (later := self._bytes_left()) != left[0]:
             left[0] += f" until the parent ends, then {later}" if later else " until the parent ends"
-        deadline = time.monotonic() + RETRY
-        while (alive := list(processes(""))) and time.monotonic() < deadline:
-            time.sleep(0.5)
-        if alive:
+        if alive := wait_while(lambda: list(processes(""))):
             left[1] = f"{len(alive)} processes" if len(alive) > 1 else "a process"
         return " and ".join(filter(None, left))
 
     def _bytes_left(self) -> str:
         left = used(self._way.folder) - self._before
         return f"{left / 2**20:.0f} MiB" if left > 2**19 else ""
+
+
+def wait_while(holds: Callable[[], Any]) -> Any:
+    """Wait until that is nothing, for a while; return what it is then."""
+    deadline = time.monotonic() + RETRY
+    while (it := holds()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return it
 
 
 def together(*answers: str) -> str:
@@ -357,7 +406,7 @@ def used(folder: str) -> int:
 def main(way: str, victim: str, folder: str) -> None:
     module, _, name = way.partition(":")
     scene = Scene(getattr(import_module(module), name)(folder))
-    report = getattr(scene, victim)() if victim in ("reader", "writer") else scene.server(victim)
+    report = getattr(scene, victim)() if victim in ("reader", "writer", "midway") else scene.server(victim)
     print(f"\n{json.dumps(report)}", flush=True)
     os._exit(0)  # what still runs ends with our namespaces
 

@@ -21,6 +21,7 @@ class ShmCache(Way):
     title = "vLLM's `shm` processor cache (copies)"
     venv = "VLLM_VENV"
     servers = ("resource_tracker",)
+    imports = ("vllm.distributed.device_communicators.shm_object_storage", "vllm.multimodal.inputs")
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder)
@@ -65,6 +66,7 @@ class ExampleConnector(Way):
 
     title = "vLLM's ECExampleConnector (files)"
     venv = "VLLM_VENV"
+    imports = ("safetensors.torch", "vllm.distributed.ec_transfer.ec_connector.example_connector")
 
     def write(self) -> None:
         self._connect("ec_producer")

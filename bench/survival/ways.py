@@ -80,6 +80,7 @@ class Blocks(Way):
 
 class TorchDescriptors(Way):
     title = "torch.multiprocessing, file_descriptor"
+    imports = ("torch.multiprocessing",)
     strategy = "file_descriptor"
 
     def write(self) -> None:
