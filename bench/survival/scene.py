@@ -2,7 +2,7 @@
 
     python -m bench.survival.scene WAY VICTIM FOLDER      # in namespaces of its own; see `bench.survival`
 
-Both readers hold object 0. Of what the writer has stored for the first reader, two objects are not read yet. The victim
+Both readers hold object 0, and two more are stored for them that they have not read. The victim
 is killed: the second reader, the writer, or a process that the way has beside them. The last line says how it went.
 """
 
@@ -247,11 +247,11 @@ class Scene:
         way.serve()
         self._cast = way.start()
         self._numbers = count(3)
-        reader, other = self._cast.readers
-        for number, ranks in ((0, [0, 1]), (1, [0]), (2, [0])):
-            answers = [self._cast.writer.ask("put", number, ranks)]
+        self._alive = [0, 1]  # readers
+        for number in range(3):
+            answers = [self._cast.writer.ask("put", number, self._alive)]
             if number == 0:
-                answers += [reader.ask("get", 0), other.ask("get", 0)]
+                answers += [reader.ask("get", 0) for reader in self._cast.readers]
             if answers != [True] * len(answers):
                 raise RuntimeError(f"{way.title} does not work: {answers}")
 
@@ -259,6 +259,7 @@ class Scene:
         """Kill the second reader: how do the others go on?"""
         reader, other = self._cast.readers
         kill(other.pid)
+        self._alive = [0]
         seen = [self._unread("reader"), self._held()]
         reader.ask("let go", 0)  # what the dead one holds is to be what counts
         others = together(*seen, self._go_on())
@@ -293,7 +294,7 @@ class Scene:
             time.sleep(random.random() * took)
             kill(writer.pid)
             self._cast.writer = self._cast.new_writer()
-            found = self._cast.writer.ask("find", number, [0])
+            found = self._cast.writer.ask("find", number, self._alive)
             answers[self._read(number) if found is True else found] += 1
         said = ", ".join(f"{often} {answer}" for answer, often in sorted(answers.items()))
         return {"midway": said}
@@ -316,11 +317,12 @@ class Scene:
         return "whole" if answer is True else str(answer)
 
     def _read(self, number: int) -> str:
-        """Read an object that was sent, and let it go."""
-        answer = self._cast.readers[0].ask("get", number)
-        if answer is True:
-            answer = self._cast.readers[0].ask("let go", number)
-        return "whole" if answer is True else str(answer)
+        """Have all readers that live read what was sent, and let it go."""
+        answers = []
+        for reader in (self._cast.readers[rank] for rank in self._alive):
+            answer = reader.ask("get", number)
+            answers.append(reader.ask("let go", number) if answer is True else answer)
+        return together(*("whole" if answer is True else str(answer) for answer in answers))
 
     def _unread(self, victim: str) -> str:
         """Read what is stored and was not read, at once and later."""
@@ -334,20 +336,17 @@ class Scene:
         while done < ROUNDS:
             answer = self._round(next(self._numbers))
             now = time.monotonic()
-            if answer is True:
+            if answer == "whole":
                 done, longest, last = done + 1, max(longest, now - last), now
-            elif answer in (HANGS, ENDS) or now - last > RETRY:
-                return f"{answer} after {done} objects" if done else str(answer)
+            elif HANGS in answer or ENDS in answer or now - last > RETRY:
+                return f"{answer} after {done} objects" if done else answer
             else:
                 time.sleep(0.1)
         return "go on" if longest < 2 else f"go on after {longest:.0f} s"
 
-    def _round(self, number: int) -> Any:
-        reader = self._cast.readers[0]
-        for part, order in ((self._cast.writer, ("put", number, [0])), (reader, ("get", number))):
-            if (answer := part.ask(*order)) is not True:
-                return answer
-        return reader.ask("let go", number)
+    def _round(self, number: int) -> str:
+        answer = self._cast.writer.ask("put", number, self._alive)
+        return self._read(number) if answer is True else str(answer)
 
     def _end(self, *parts: Part) -> str:
         """End all that live normally, and return what is left: bytes and processes."""
