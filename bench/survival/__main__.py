@@ -63,9 +63,10 @@ def played(way: type[Way], victim: str) -> Report:
         done = subprocess.run(
             [*ALONE, *OWN_SHM, *scene, folder], cwd=ROOT, capture_output=True, text=True, timeout=LONGEST
         )
-    if done.returncode != 0:
+    last = (done.stdout.splitlines() or [""])[-1]
+    if not last.startswith("{"):
         raise FailedError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
-    report: Report = json.loads(done.stdout.splitlines()[-1])
+    report: Report = json.loads(last)
     print(way.__name__, victim, report, file=sys.stderr)
     return report
 
@@ -85,7 +86,7 @@ def row(way: type[Way]) -> list[str]:
         writer["stored"],
         writer["again"],
         reports["midway"]["midway"] if finds else "lost",
-        ". ".join(beside) or "there is nothing",
+        ". ".join(beside) or "-",
         ", ".join(left) or "nothing",
     ]
 

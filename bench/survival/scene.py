@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -34,6 +35,7 @@ RETRY = 20.0
 KILLS = 10
 """How often a writer is killed inside a put."""
 HANGS, ENDS = f"hangs, {PATIENCE:.0f} s and more", "the process ends"
+THEN = ", then "
 CONTEXT: Any = multiprocessing.get_context("forkserver")  # which imports what takes long once
 Array = Any
 Report = dict[str, str]
@@ -302,6 +304,7 @@ class Scene:
     def server(self, name: str) -> Report:
         """Kill what runs beside, and start it again."""
         reader, writer = self._cast.readers[0], self._cast.writer
+        tell({"others": f"all end within {self._way.settle(name):.0f} s"})  # this stands if it takes us along
         for pid in processes(name):
             kill(pid)
         report = {"others": together(self._unread(name), self._go_on(), self._held())}
@@ -376,9 +379,9 @@ def wait_while(holds: Callable[[], Any]) -> Any:
 
 
 def together(*answers: str) -> str:
-    """Return what was said at once and later, once if it is the same, and nothing that goes without saying."""
-    told = [answer for answer in dict.fromkeys(answers) if answer != "whole"]
-    return ", then ".join(told) or "whole"
+    """Return what was said at once and later, each answer once, and nothing that goes without saying."""
+    each = dict.fromkeys(part for answer in answers for part in answer.split(THEN))
+    return THEN.join(answer for answer in each if answer != "whole") or "whole"
 
 
 def kill(pid: int) -> None:
@@ -402,11 +405,18 @@ def used(folder: str) -> int:
     return (total.f_blocks - total.f_bfree) * total.f_frsize + sum(files)
 
 
+def tell(report: Report) -> None:
+    print(f"\n{json.dumps(report)}", flush=True)
+
+
 def main(way: str, victim: str, folder: str) -> None:
     module, _, name = way.partition(":")
-    scene = Scene(getattr(import_module(module), name)(folder))
-    report = getattr(scene, victim)() if victim in ("reader", "writer", "midway") else scene.server(victim)
-    print(f"\n{json.dumps(report)}", flush=True)
+    try:
+        scene = Scene(getattr(import_module(module), name)(folder))
+        tell(getattr(scene, victim)() if victim in ("reader", "writer", "midway") else scene.server(victim))
+    except Exception:
+        traceback.print_exc()
+        print("\nno report", flush=True)
     os._exit(0)  # what still runs ends with our namespaces
 
 
