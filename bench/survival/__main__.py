@@ -26,11 +26,11 @@ PAGE = ROOT / "docs" / "concepts" / "reliability.md"
 BEGIN, END = "<!-- survival: begin -->\n", "<!-- survival: end -->"
 COLUMNS = (
     "",
-    "a reader is killed: the others",
-    "the writer is killed: stored, not read",
+    "reader killed: the others",
+    "writer killed: stored, not read",
     "a new writer finds it",
     "killed inside a put: of 10",
-    "what runs beside is killed: the others",
+    "helper killed: the others",
     "left",
 )
 WAYS: list[type[Way]] = [
