@@ -9,6 +9,7 @@ import torch
 
 import shmstore
 from shmstore import ObjectStoreWriter, TensorSpec
+from shmstore.inspect.inspector import StoreInspector
 from tests.support import Stores, crowd, random_tensor
 
 # ---- order of eviction
@@ -43,6 +44,20 @@ def test_a_use_gives_a_second_chance_to_clock_only_and_a_look_is_no_use(
 class Failing(shmstore.MsgpackSerde):
     def fill(self, dst: Any, source: Any) -> None:
         raise ZeroDivisionError
+
+
+def test_what_is_protected_stays_inside_the_block_and_goes_after_it(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    writer.put("kept", 1)
+    writer.put("other", 1)
+    with writer.protect(["kept", "absent"]):
+        crowd(writer)
+        assert "kept" in writer
+        assert "other" not in writer
+    crowd(writer)
+    assert "kept" not in writer
+    writer.check_valid()
 
 
 def test_a_block_that_is_over_protects_nothing_however_long_its_exception_is_kept(stores: Stores) -> None:
@@ -86,3 +101,20 @@ def test_a_failed_put_or_reservation_protects_no_slot_that_is_another_objects_la
         writer.put("b", 1)  # the one slot
         writer.put("c", 1)
         assert ["c"] == writer.keys()
+
+
+# ---- lease entries
+
+
+def test_leases_that_every_rank_has_read_are_not_open_and_never_fill_the_table(stores: Stores) -> None:
+    writer = stores.create(1 << 16, n_readers=2, max_objects=16)
+    readers = [stores.attach(writer, rank) for rank in range(2)]
+    entries = writer.stats().max_leases
+    with StoreInspector.open(writer.name) as inspector:
+        for key in "abcdefghijkl":
+            refs = [writer.put(key, 1), *(writer.get_cached(key) for _ in range(entries // 4))]
+            for expected, reader in zip((len(refs), 0), readers, strict=True):
+                for ref in refs:
+                    reader.release(ref)
+                assert expected == writer.stats().open_leases == inspector.facts().open_leases
+    assert 0 == writer.stats().refusals

@@ -32,7 +32,8 @@ class AtEnd(Node):
     """Calls a function at its end, as a request of an engine may, or whatever writes a summary."""
 
     def __init__(self, act: Callable[[], object], **members: Any) -> None:
-        super().__init__(act=act, **members)
+        super().__init__(**members)
+        self.act = act
 
     def __del__(self) -> None:
         self.act()

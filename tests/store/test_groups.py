@@ -3,13 +3,16 @@
 from typing import Any
 
 import pytest
+import torch
 
 from shmstore import (
     LayoutMismatchError,
     ObjectRef,
     ObjectStoreWriter,
     StaleRefError,
+    TensorSpec,
 )
+from shmstore.inspect.inspector import StoreInspector
 from tests.support import Stores, random_tensor, store_name
 
 SIZE = 900
@@ -57,6 +60,33 @@ def test_a_store_with_other_groups_is_another_store(stores: Stores) -> None:
 
 
 # ---- handing out
+
+
+def test_every_way_to_hand_out_takes_a_group(stores: Stores) -> None:
+    writer = stores.create(n_readers=3, groups=[2, 1])
+    reader = stores.attach(writer, 2)
+
+    with writer.reserve("cached", TensorSpec((SIZE,), torch.uint8)) as view:
+        view[:] = value(1)
+    strided = value(2).reshape(30, 30).T  # it is gathered: begin and commit, instead of one call
+    assert writer._serde.encode(strided).fills
+    refs = {
+        "put": writer.put("put", value(3), group=1),
+        "filled": writer.put("filled", strided, group=1),
+        "held": writer.put("held", value(4), group=1, hold=True),
+        "cached": writer.get_cached("cached", group=1),
+    }
+    with StoreInspector.open(writer.name) as inspector:
+        assert [((2,), 1)] * 4 == [(lease.waiting_for, lease.group) for lease in inspector.leases()]
+    for ref in refs.values():
+        reader.get(ref)
+    assert writer.cancel(refs["held"])
+    assert all(may_go(writer, key) for key in refs)
+
+
+def test_a_store_of_one_group_has_that_group(stores: Stores) -> None:
+    writer = stores.create(n_readers=2)
+    assert writer.assign_group(writer.put("k", value(1), group=0), 0)
 
 
 # ---- assign_group

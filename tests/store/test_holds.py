@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -43,6 +44,24 @@ def read(readers: list[ObjectStoreReader], ref: ObjectRef) -> None:
 
 
 VALUE = torch.ones(16 * KIB, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("value", [VALUE, torch.ones(32 * KIB, dtype=torch.uint8)[::2]], ids=["spans", "fills"])
+def test_a_held_reference_is_read_any_number_of_times_until_the_writer_cancels_it(
+    writer: ObjectStoreWriter, readers: list[ObjectStoreReader], value: torch.Tensor
+) -> None:
+    ways: list[Callable[[], ObjectRef]] = [
+        lambda: writer.put("a", value, hold=True),
+        lambda: writer.get_cached("a", hold=True),
+    ]
+    for way in ways:
+        ref = way()
+        read(readers, ref)
+        assert is_held(writer)
+        read(readers, ref)
+        assert writer.cancel(ref)
+        assert not writer.cancel(ref)
+    assert not is_held(writer)
 
 
 def test_garbage_before_it_was_sent_ends_the_lease_and_after_it_does_not(writer: ObjectStoreWriter) -> None:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import pytest
 import torch
 
-from shmstore import ObjectStoreWriter, ObjectTooLargeError, StoreFullError
-from tests.support import Stores, raises, random_tensor, store_name
+from shmstore import KindStats, ObjectStoreWriter, ObjectTooLargeError, StoreFullError
+from tests.support import Stores, crowd, raises, random_tensor, span_of, store_name
 
 KIB = 1 << 10
 
@@ -13,6 +14,34 @@ KIB = 1 << 10
 def put_free(writer: ObjectStoreWriter, key: str, nbytes: int, **options: Any) -> None:
     """Put an object that nobody holds."""
     writer.cancel(writer.put(key, torch.zeros(nbytes, dtype=torch.uint8), **options))
+
+
+def test_bytes_and_objects_are_counted_by_kind(stores: Stores) -> None:
+    writer = stores.create()
+    value = random_tensor(1, 5000)
+    writer.put("a", value, kind="image")
+    writer.put("b", value, kind="image")
+    writer.put("c", value, kind="encoder")
+    writer.put("d", value)
+    with writer.reserve("e", {"x": value}, kind="encoder"):
+        assert 2 == writer.stats().kinds["encoder"].objects
+    span = span_of("a", value)
+    reserved = span_of("e", {"x": value})
+    assert {"image": KindStats(2 * span, 2, None), "encoder": KindStats(span + reserved, 2, None)} == (
+        writer.stats().kinds
+    )
+    assert 4 * span + reserved == writer.stats().used_bytes
+    writer.delete("e")
+    with pytest.raises(ZeroDivisionError), writer.reserve("e", value, kind="image"):
+        1 / 0  # noqa: B018
+    writer.clear()
+    stats = writer.stats()
+    assert 0 == len(writer)
+    assert 3 * span == stats.kinds["image"].bytes + stats.kinds["encoder"].bytes, "what is held stays counted"
+    writer.cancel_all()
+    crowd(writer)
+    assert {"image": KindStats(0, 0, None), "encoder": KindStats(0, 0, None)} == writer.stats().kinds
+    writer.check_valid()
 
 
 def test_a_sixteenth_kind_is_a_value_error_that_names_the_others(stores: Stores) -> None:
