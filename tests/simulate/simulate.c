@@ -493,8 +493,8 @@ static void end_all(void) {
             start(a);
     for (bool again = true; again;) {
         again = false;
-        for (int a = 0; a < ACTORS; a++)
-            while (!actors[a].done) {
+        for (int a = 0; a < ACTORS; a++) /* in turn: one may wait for another that was stopped while it evicted */
+            if (!actors[a].done) {
                 go_on(a);
                 views_are_whole();
                 again = true;
