@@ -85,7 +85,7 @@ def row(way: type[Way]) -> list[str]:
         reader["others"],
         writer["stored"],
         writer["again"],
-        reports["midway"]["midway"] if finds else "lost",
+        reports["midway"]["midway"] if finds else "not stored",
         ". ".join(beside) or "-",
         ", ".join(left) or "nothing",
     ]

@@ -297,7 +297,8 @@ class Scene:
             kill(writer.pid)
             self._cast.writer = self._cast.new_writer()
             found = self._cast.writer.ask("find", number, self._alive)
-            answers[self._read(number) if found is True else found] += 1
+            answer = self._read(number) if found is True else found
+            answers["not stored" if answer == "lost" else answer] += 1
         said = ", ".join(f"{often} {answer}" for answer, often in sorted(answers.items()))
         return {"midway": said}
 
