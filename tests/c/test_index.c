@@ -6,7 +6,7 @@
 
 #include "support.h"
 
-enum { N = 24, LINES = 8, ROUNDS = 300000 / EACH, KEY = 40, LOOKS = 50000 };
+enum { N = 24, LINES = 8, ROUNDS = 300000, KEY = 40, LOOKS = 50000 };
 
 static shms_slot slots[N];
 static uint8_t data[N * SHMS_ALIGN];

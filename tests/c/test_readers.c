@@ -1,7 +1,7 @@
 /* test_readers.c - one rank's table in caller's memory: pins, acknowledgements, and what a successor resets. */
 #include "support.h"
 
-enum { SLOTS = 5, ENTRIES = 4, RANK = 3, ROUNDS = 100000 / EACH };
+enum { SLOTS = 5, ENTRIES = 4, RANK = 3, ROUNDS = 100000 };
 
 static const shms_layout layout = {
     .n_writers = 1, .max_objects = SLOTS, .max_leases = ENTRIES, .n_groups = 3, .group_of = {0, 1, 1, 1, 2}};
