@@ -43,6 +43,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
+    if min(chosen.steps, chosen.seed) < 1:
+        parser.error("--steps and --seed must be 1 or more")
     return subprocess.run([build(ROOT), str(chosen.seed), str(chosen.steps)]).returncode
 
 
