@@ -113,6 +113,8 @@ class ShmStoreError(Exception):
     def __init__(self, message: str | None = None, *, hint: str | None = None, **facts: Any) -> None:
         """Take what the class has as attributes by their names; without a message they make one."""
         for name, value in facts.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no attribute {name!r}")
             setattr(self, name, value)
         self.message = self._usual_message() if message is None else message
         self.hint = self._usual_hint() if hint is None else hint

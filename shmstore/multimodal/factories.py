@@ -51,11 +51,15 @@ def processor_cache_from_config(
         return processor_only_cache_from_config(config, types=types)
     if config.cache_type == "lru":
         return MultiModalProcessorSenderCache(config, types=types)
-    writer, url = _writer_of(config, keep), config.tier_url
+    writer = _writer_of(config, keep)
+    tier = None
     try:
-        tier = None if url is None else StoreTier(writer, open_tier(url), namespace=config.tier_namespace)
+        if config.tier_url is not None:
+            tier = StoreTier(writer, open_tier(config.tier_url), namespace=config.tier_namespace)
         return ShmObjectStoreSenderCache(config, writer, types=types, hold=hold, tier=tier)
     except BaseException:
+        if tier is not None:
+            tier.close()
         writer.close(unlink=not writer.recovered)
         raise
 

@@ -98,6 +98,8 @@ def not_opened(
             )
         case OSError():
             return unusable(error, name)
+        case ShmStoreError():
+            return error
         case ValueError():
             return _other_ranks(name, ranks) if what == "rank" and ranks else _there_is_no(what, number, name)
     return error

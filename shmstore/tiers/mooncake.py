@@ -102,11 +102,18 @@ class MooncakeTier:
         """Move spans in `memory` without a copy from now on; it is this process's mapping of a file from `offset` on.
 
         `offset` is a multiple of the page size. The tier keeps `memory` until it is closed. Call it before the first
-        publish or fetch.
+        publish or fetch, which it would interrupt.
         """
+        fd = os.open(path, os.O_RDWR)
+        if os.fstat(fd).st_size < offset + memory.nbytes:
+            os.close(fd)
+            raise ValueError(f"memory must be a mapping of {os.fspath(path)!r}, which is shorter")
         with self._lock:
             self._check_open()
-            self._regions.append(_Region(memory, os.open(path, os.O_RDWR), offset))
+            self._regions.append(_Region(memory, fd, offset))
+            client, self._client = self._client, None
+        if client is not None:
+            client.kill()
 
     def publish(self, key: str, spans: Sequence[memoryview]) -> None:
         """Keep these spans under `key`; see `Tier.publish`."""
