@@ -48,9 +48,8 @@ bool shms_reclaim_yield(struct shms_writer *w) {
     return others;
 }
 
-/* Where the next victims are listed: their final place. They are not protected, because shms_protect_slot makes their zone
- * stale, and a search asks again: the stack has room for all slots but those
- * that are deleted but protected, after it. */
+/* Where the next victims are listed: their final place. None is protected: shms_protect_slot makes its zone stale, and a
+ * search asks again. So the stack has room for all slots but those that are deleted and protected, after it. */
 static uint32_t *victims_of(struct shms_writer *w) { return w->free_slots + w->n_free_slots; }
 
 /* W2 to W4: frees the slots of all n victims, or none (SHMS_EFULL). They are still in the ring then, and
