@@ -182,7 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def writer(self, by: int) -> ObjectStoreWriter | None:
         """Return the writer, if it is there, after a call in which it deletes what others have dropped."""
-        writer = self.writers[by] if by < len(self.writers) else None
+        writer = self.writers[by]
         if writer is not None:
             writer.check_valid()
             for key in [key for key, thing in self.live[by].items() if thing.dropped]:
@@ -192,7 +192,9 @@ class StoreMachine(RuleBasedStateMachine):
     def mark_deleted(self, by: int, key: str) -> None:
         thing = self.live[by].pop(key)
         thing.deleted = True
-        if self.held(thing):
+        if self.held(thing) or any(
+            key in names for _, _, names, _ in self.blocks
+        ):  # leased by another's block, perhaps
             self.deleted.append(thing)
         else:
             thing.gone = True
@@ -246,6 +248,7 @@ class StoreMachine(RuleBasedStateMachine):
         kind: str | None = None,
     ) -> None:
         """Do what stores an object, and book it and what it has evicted; without a reference, take one."""
+        by %= len(self.writers)
         if (writer := self.writer(by)) is None:
             return
         before, names, figures = writer.stats(), writer.keys(), self.figures(writer)
@@ -305,7 +308,7 @@ class StoreMachine(RuleBasedStateMachine):
         group=groups,
         held=st.booleans(),
         kind=st.sampled_from([None, "image", "audio"]),
-        sent=st.booleans(),
+        sent=st.sampled_from([True, True, True, False]),
     )
     def put(self, by: int, key: str, value: Any, group: Any, held: bool, kind: Any, sent: bool) -> None:
         count = len(self.leases)
@@ -330,14 +333,15 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.store(by, key, value, fill)
 
-    @rule(by=writers, seed=seeds, count=st.integers(1, 8), size=st.sampled_from([900, 2500, 4000]))
-    def turn_over(self, by: int, seed: int, count: int, size: int) -> None:
-        """Put objects that nobody waits for: the hand goes round."""
+    @rule(by=writers, seed=seeds, count=st.integers(1, 8), size=st.sampled_from([900, 2500, 4000]), sent=st.booleans())
+    def turn_over(self, by: int, seed: int, count: int, size: int, sent: bool) -> None:
+        """Put objects that nobody waits for, and the hand goes round; or fill the store with what is sent."""
         for number in range(count):
-            self.put(by, f"turn-{seed}-{number}", random_tensor(seed + number, size), None, False, None, False)
+            self.put(by, f"turn-{seed}-{number}", random_tensor(seed + number, size), None, False, None, sent)
 
     @rule(by=writers, key=keys, group=groups, held=st.booleans())
     def get_cached(self, by: int, key: str, group: int | None, held: bool) -> None:
+        by %= len(self.writers)
         if (writer := self.writer(by)) is None:
             return
         maybe = self.found(key)
@@ -381,6 +385,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(by=writers, key=keys)
     def delete(self, by: int, key: str) -> None:
+        by %= len(self.writers)
         if (writer := self.writer(by)) is None:
             return
         maybe = self.found(key)
@@ -393,6 +398,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: sum(map(len, self.live)) >= 5)
     @rule(by=writers)
     def clear(self, by: int) -> None:
+        by %= len(self.writers)
         if (writer := self.writer(by)) is None:
             return
         before = writer.stats().next_id
@@ -405,7 +411,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: not any(rank.retired for rank in self.ranks))
     @rule(by=writers, number=ranks)
     def retire(self, by: int, number: int) -> None:
-        if (writer := self.writer(by)) is None or number >= len(self.ranks):
+        by, number = by % len(self.writers), number % len(self.ranks)
+        if (writer := self.writer(by)) is None:
             return
         writer.retire(number)
         self.ranks[number].retired.add(by)
@@ -415,6 +422,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(by=writers, names=st.sets(keys, max_size=4))
     def protect(self, by: int, names: set[str]) -> None:
+        by %= len(self.writers)
         if (writer := self.writer(by)) is None:
             return
         stack = ExitStack()
@@ -482,8 +490,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=ranks)
     def attach(self, number: int) -> None:
-        if number >= len(self.ranks):
-            return
+        number %= len(self.ranks)
         rank = self.ranks[number]
         try:
             reader = ObjectStoreReader.attach(self.name, number)
