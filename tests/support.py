@@ -170,9 +170,11 @@ def crowd(writer: ObjectStoreWriter, laps: int = 3) -> None:
 
 def is_held(writer: ObjectStoreWriter) -> bool:
     """Say whether anybody holds anything, by an object that needs all of the arena; what nobody holds goes for it."""
-    stats = writer.stats()
+    room = min(writer.stats().capacity, writer.stats().max_object_size)
+    sizes = range(room - ALIGN, 0, -ALIGN)
+    value = next(value for n in sizes if length_of("all of it", value := random_tensor(0, n)) <= room)
     try:
-        writer.cancel(writer.put("all of it", random_tensor(0, min(stats.capacity, stats.max_object_size) - 512)))
+        writer.cancel(writer.put("all of it", value))
     except StoreFullError:
         return True
     writer.delete("all of it")
