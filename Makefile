@@ -91,7 +91,8 @@ STEPS ?= 10000000
 simulate:
 	$(PYTHON) -m tests.simulate --steps $(STEPS) $(ARGS)
 
-# Lines of C that no test of C runs, then N changes of the others, and what notices each.
+# Lines of C that no test of C runs, which takes some minutes; then N changes of the others, some 10 seconds each, and
+# what notices them.
 N ?= 100
 mutants:
 	$(MAKE) --no-print-directory -C tests/c coverage

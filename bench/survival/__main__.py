@@ -84,8 +84,8 @@ def row(way: type[Way]) -> list[str]:
         way.title,
         reader["others"],
         writer["stored"],
-        writer["again"],
-        reports["midway"]["midway"] if finds else "not stored",
+        writer["again"] if finds else "-",
+        reports["midway"]["midway"] if finds else "-",
         ". ".join(beside) or "-",
         ", ".join(left) or "nothing",
     ]

@@ -177,6 +177,7 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
     assert 2 == cli.main(["top", "--interval", "0"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels", "--out", "y"])
+    assert 2 == cli.main(["dump", "x", "--object", "1", "--tensor", "pixels", "--out", "y", "--svg", "z"])
     assert 2 == cli.main(["dump", "x", "--key", "a", "--object", "1"])
     for name in ("dump", "top"):
         assert 2 == cli.main([name, "x", "--json", "--svg", "y"])

@@ -72,6 +72,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help="of each target, instead")
     parser.add_argument("--keep", action="store_true", help="write the corpora")
     chosen = parser.parse_args()
+    if unknown := {*chosen.targets} - {"image", *PARSERS}:
+        parser.error(f"no target {', '.join(unknown)}; there are image, {', '.join(PARSERS)}")
     BUILD.mkdir(parents=True, exist_ok=True)
     bound = f"-runs={chosen.runs}" if chosen.runs else f"-max_total_time={chosen.seconds}"
     with ThreadPoolExecutor(os.cpu_count()) as pool:

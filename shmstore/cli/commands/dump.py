@@ -269,11 +269,17 @@ def _described(path: str, part: Any) -> dict[str, Any]:
     return {"path": path, "kind": kind, "text": text, "shape": None, "nbytes": 0}
 
 
-def _copy_tensor(inspector: StoreInspector, slot: SlotInfo, leaves: dict[str, Leaf], path: str, file: Path) -> Leaf:
-    """Copy the tensor or array at `path` to a file, and return it; ObjectNotFoundError if there is none."""
-    leaf = leaves.get(path)
-    if leaf is None:
-        raise ObjectNotFoundError(f"there is no tensor at {short(path)}", hint=f"pass one of {listed(leaves)}")
+def _copy_tensor(
+    inspector: StoreInspector, slot: SlotInfo, parts: Sequence[tuple[str, Any]], path: str, file: Path
+) -> Leaf:
+    """Copy the tensor or array at `path` to a file, and return it; ObjectNotFoundError unless there is exactly one."""
+    leaves = [(where, part) for where, part in parts if isinstance(part, Leaf)]
+    found = [leaf for where, leaf in leaves if where == path]
+    if len(found) != 1:
+        there = f"there are {len(found)} tensors at" if found else "there is no tensor at"
+        hint = f"pass one of {listed(where for where, _ in leaves)}"
+        raise ObjectNotFoundError(f"{there} {short(path)}", hint=hint)
+    (leaf,) = found
     data = inspector.payload(slot, leaf.offset, leaf.nbytes) if leaf.nbytes else bytearray()
     with file.open("wb") as out:  # np.save would append .npy to a name
         np.save(out, np.ndarray(leaf.shape, leaf.carrier, data), allow_pickle=False)
@@ -300,8 +306,8 @@ def _one_object(console: Console, slot: SlotInfo, parts: Sequence[dict[str, Any]
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--key", metavar="K", help="only the object with this key, and its tree of shapes and dtypes")
-    which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its tree")
+    which.add_argument("--key", metavar="K", help="only the object with this key, and its shapes and dtypes")
+    which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its shapes")
     parser.add_argument("--namespace", metavar="S", help="namespace of --key, if it has one")
     parser.add_argument("--tensor", metavar="PATH", help="tensor to copy to --out; PATH as shown, . for an array")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
@@ -316,8 +322,7 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
     parts = list(_parts(describe(inspector.metadata(slot), slot.payload_bytes)))
     described = [_described(*part) for part in parts]
     if arguments.tensor is not None:
-        leaves = {path: part for path, part in parts if isinstance(part, Leaf)}
-        leaf = _copy_tensor(inspector, slot, leaves, arguments.tensor, arguments.out)
+        leaf = _copy_tensor(inspector, slot, parts, arguments.tensor, arguments.out)
         if arguments.json:
             print_json({"ok": True, "file": str(arguments.out), **_described(arguments.tensor, leaf)})
         else:
@@ -330,8 +335,8 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
 
 def _run(arguments: argparse.Namespace) -> int:
     one = arguments.key is not None or arguments.object is not None
-    if (arguments.tensor is None) != (arguments.out is None) or (arguments.tensor is not None and not one):
-        return complain("dump", "--tensor needs --out, and --key or --object", EXIT_USAGE)
+    if (arguments.tensor is None) != (arguments.out is None) or (arguments.tensor and (arguments.svg or not one)):
+        return complain("dump", "--tensor needs --out and --key or --object, and draws no --svg", EXIT_USAGE)
     if arguments.namespace is not None and arguments.key is None:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)
     console = make_picture() if arguments.svg else make_console()
@@ -359,7 +364,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="dump",
-    summary="show a store: superblock, ring, holders, readers, objects and leases; or one object's tree",
+    summary="show a store: superblock, ring, holders, readers, objects and leases; or one object's shapes",
     example="shmstore dump mm-cache --object 17 --tensor pixel_values --out pixels.npy",
     add_arguments=_add_arguments,
     run=_run,
