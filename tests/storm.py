@@ -183,7 +183,7 @@ def encode(life: Life, process: int, chance: random.Random) -> None:
         if isinstance(found, Claim):
             with found, life.board.encoding(key):
                 life.board.counted(process, MADE)
-                with suppress(StoreFullError):
+                with suppress(StoreFullError, ObjectExistsError):  # a find misses what is being evicted, and may stay
                     writer.cancel(writer.put(str(key), value_of(key), namespace=ENCODED, unless_stored=True))
         elif found is not None:
             check(reader.get(found.ref))
