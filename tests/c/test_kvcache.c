@@ -197,7 +197,6 @@ static bool lives_without(int64_t nth) {
     shms_hashlist *hashes;
     shms_kv_request r[REQUESTS] = {0};
     int64_t rc;
-    CHECK(shms_blockhash_ready() == 0);
     until_failure = nth;
     failed = 0;
     DONE(pool = shms_blockpool_new(4 * REQUESTS + 1, SHMS_BLOCKPOOL_TAIL), != NULL, true);
@@ -225,6 +224,10 @@ static bool lives_without(int64_t nth) {
 }
 
 TEST(a_call_without_memory_changes_nothing_and_is_done_the_second_time) {
+    if (shms_blockhash_ready()) {
+        printf("no libcrypto here: no allocation failed\n");
+        return;
+    }
     for (int64_t nth = 0; lives_without(nth); nth++)
         continue;
     shms_kvcache_free(NULL);
