@@ -81,9 +81,9 @@ def check(value: Any) -> None:
 
 
 class Board:
-    """Memory that all processes share: rows of references; of each process its rounds and what it has encoded.
+    """Memory that all processes share.
 
-    And of each key, the process that encodes it.
+    It has rows of references, the counts of each process, and for each key the process that encodes it.
     """
 
     def __init__(self) -> None:

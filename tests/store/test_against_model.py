@@ -219,7 +219,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check_refusal_is_justified(self, by: int, span: int) -> None:
         own = [thing for thing in [*self.live[by].values(), *self.deleted] if thing.owner == by]
-        if len(self.writers) > 1:  # what another has leased, it gives back at a call of its own
+        if len(self.writers) > 1:  # another writer returns its leases at its next call
             leased = {lease.object for lease in self.leases if lease.by != by and not lease.over}
             assert any(self.held(thing) or thing in leased for thing in own), "nothing is held"
             return
@@ -247,7 +247,7 @@ class StoreMachine(RuleBasedStateMachine):
         held: bool = False,
         kind: str | None = None,
     ) -> None:
-        """Do what stores an object, and book it and what it has evicted; without a reference, take one."""
+        """Store an object, and record it and what it evicted; take a reference if `put` returns none."""
         by %= len(self.writers)
         if (writer := self.writer(by)) is None:
             return
@@ -463,7 +463,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: sum(writer is not None for writer in self.writers) > 1)
     @rule(by=writers)
     def lose(self, by: int) -> None:
-        """A writer goes: its arena stays, and nobody is promised what it has leased of others, until it comes back."""
+        """Close a writer: its arena stays, and its leases on other writers' objects are void until it joins again."""
         writer = self.writers[by]
         if writer is None:
             return
