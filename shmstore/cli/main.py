@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is not None:  # of a path that the caller has given
             said = f"{error.filename}: {error.strerror}"
             if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)):
-                said += " (hint: pass a path in a folder that exists and that this user may write to)"
+                said += " (hint: pass another path: its folder must exist, and this user must have access)"
         with suppress(OSError):  # of an output that is full
             if getattr(arguments, "json", False):
                 print_json({"ok": False, "error": said})

@@ -65,7 +65,7 @@ def _writer(index: int, raw: dict[str, Any]) -> WriterInfo:
         | possible
         | {"moving": bool(raw["moving"]), "tier": tier_stats(raw["tier"])},
         index=index,
-        state="alive" if raw["writer_alive"] else "frozen" if raw["writer_epoch"] else "free",
+        state="alive" if raw["writer_alive"] else "dead" if raw["writer_epoch"] else "free",
         pid=raw["writer_pid"] if raw["writer_epoch"] else None,
         recoveries=max(0, raw["writer_epoch"] - 1),
     )

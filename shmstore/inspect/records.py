@@ -7,7 +7,7 @@ from shmstore.files import SegmentFile
 from shmstore.store.stats import Counts, KindStats, ReaderCounters, TierStats
 
 ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
-WriterState = Literal["alive", "frozen", "free"]
+WriterState = Literal["alive", "dead", "free"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class WriterInfo(SeenCounts):
 
     index: int
     state: WriterState
-    """"frozen": the writer is dead, and what is in its arena is still read and adopted; "free": there was no writer."""
+    """What is in the arena of a "dead" one is still read and adopted; "free": there was no writer."""
     pid: int | None
     """The process of the current or last writer, as numbered in its PID namespace; None before the first."""
     recoveries: int

@@ -40,11 +40,11 @@ def mark_of(slot: SlotInfo) -> str:
         return str(slot.pinned_by[0]) if len(slot.pinned_by) == 1 and slot.pinned_by[0] < 10 else PINNED_BY_SEVERAL
     if slot.state == "writing":
         return WRITING
+    if slot.held:
+        return HELD
     if slot.leased_to:
         one = len(slot.leased_to) == 1 and slot.leased_to[0] < 10
         return chr(ord("a") + slot.leased_to[0]) if one else LEASED_TO_SEVERAL
-    if slot.held:
-        return HELD
     return DELETED if slot.deleted else LIVE
 
 

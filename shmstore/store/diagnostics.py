@@ -259,8 +259,8 @@ def _other_ranks(name: str, ranks: int) -> LayoutMismatchError:
 
 
 _NEXT: Final[dict[str, str | None]] = {
-    "foreign": "choose another name, or remove it yourself",
-    "blank": "choose another name, or remove it yourself",
+    "foreign": "choose another name; shmstore ls lists the stores",
+    "blank": "choose another name; shmstore ls lists the stores",
     "being created": "wait for its writer to finish",
     "other version": None,  # the default
 }

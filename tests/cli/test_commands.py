@@ -196,14 +196,14 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
     folder.mkdir()
     try:
         ran = piped(command, str(folder), *NAMED[command])
-        assert (1, True, True) == (ran.status, str(folder) in ran.err, "remove it" in ran.err), ran
+        assert (1, True, True) == (ran.status, str(folder) in ran.err, "another name" in ran.err), ran
     finally:
         folder.rmdir()
     elsewhere = tmp_path / "file"
     elsewhere.touch()
     for path in (tmp_path, elsewhere):
         ran = piped(command, str(path), *NAMED[command])
-        assert (1, True, True) == (ran.status, str(path) in ran.err, "remove it" in ran.err), ran
+        assert (1, True, True) == (ran.status, str(path) in ran.err, "another name" in ran.err), ran
     ran = piped(command, str(tmp_path / "absent"), *NAMED[command])
     assert (1, True) == (ran.status, "shmstore ls" in ran.err), ran
 

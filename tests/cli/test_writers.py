@@ -33,7 +33,7 @@ def test_dump_has_a_line_for_each_writer_and_says_who_adopted_what() -> None:
     assert "6 hits (5 adopted)" in out
     rows = table(out, "writers ")
     assert [str(os.getpid()), str(alive.pid), str(dead.pid)] == [row["process"] for row in rows]
-    assert ["alive", "alive", "frozen"] == [row["state"] for row in rows]
+    assert ["alive", "alive", "dead"] == [row["state"] for row in rows]
     assert ["1", "2", "2"] == [row["adopted"] for row in rows]
     lines = [line.split() for line in out.splitlines() if " live " in line]
     place = {line[-1]: (line[0], line[line.index("live") - 1]) for line in lines}
@@ -73,7 +73,7 @@ def test_ls_and_top_say_how_many_writers_are_alive() -> None:
     assert (3, 2, 3 << 16) == (entry["writers"], entry["writers_alive"], entry["facts"]["capacity"])
     assert "2 of 3 alive" in next(row for row in rows if writer.name in row)
     assert "writers 2 of 3 alive" in screen
-    assert ["alive", "alive", "frozen"] == [row["state"] for row in table(screen, "writers ")]
+    assert ["alive", "alive", "dead"] == [row["state"] for row in table(screen, "writers ")]
 
 
 def test_a_quick_look_says_how_many_writers_are_alive() -> None:

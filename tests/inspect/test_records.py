@@ -165,13 +165,14 @@ def test_a_record_says_who_holds_what(stores: Stores) -> None:
     del views
 
 
-def test_a_held_lease_says_so_also_after_all_have_read(stores: Stores) -> None:
+def test_a_held_lease_says_so_before_and_after_all_have_read(stores: Stores) -> None:
     writer = stores.create(capacity=1 << 16, n_readers=1)
     reader = stores.attach(writer, 0)
-    held = writer.put("held", 1, hold=True)
-    for ref in (held, writer.put("read", 2)):
-        reader.get(ref)
+    refs = [writer.put("held", 1, hold=True), writer.put("read", 2)]
     with StoreInspector.open(writer.name) as inspector:
+        assert [HELD, "a"] == [mark_of(slot) for slot in inspector.slots()]
+        for ref in refs:
+            reader.get(ref)
         snapshot = inspector.snapshot()
     assert [("held", True, ()), ("read", False, ())] == [(s.key, s.held, s.leased_to) for s in snapshot.slots]
     assert [(True, ()), (False, ())] == [(lease.held, lease.waiting_for) for lease in snapshot.leases]
@@ -187,7 +188,7 @@ def test_of_several_writers_each_has_a_record_and_the_facts_are_their_sums() -> 
             snapshot = inspector.snapshot()
     facts = snapshot.facts
     states = [(w.index, w.state, w.pid) for w in facts.writers]
-    assert [(0, "alive", os.getpid()), (1, "alive", alive.pid), (2, "frozen", dead.pid)] == states
+    assert [(0, "alive", os.getpid()), (1, "alive", alive.pid), (2, "dead", dead.pid)] == states
     assert [(6, 3, 2), (1, 2, 2), (1, 2, 2)] == [(w.puts, w.hits, w.adopted) for w in facts.writers]
     assert (8, 7, 6, 7 / 15) == (facts.puts, facts.hits, facts.adopted, facts.hit_ratio)
     assert 3 * 16 == facts.max_objects == sum(w.max_objects for w in facts.writers)

@@ -273,8 +273,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--interval", type=interval, default=1.0, metavar="S", help="seconds between samples (default 1)"
     )
     parser.add_argument("--iterations", type=positive_argument, metavar="N", help="number of samples (default: no end)")
-    choices = sorted({*_STORE_ORDERS, *_RANK_ORDERS})
-    parser.add_argument("--sort", choices=choices, help="the order, largest first (default: by name or rank)")
+    orders = f"largest first: of stores {', '.join(_STORE_ORDERS)}; of the ranks of NAME {', '.join(_RANK_ORDERS)}"
+    parser.add_argument("--sort", choices=sorted({*_STORE_ORDERS, *_RANK_ORDERS}), help=orders)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
     add_json(form)
