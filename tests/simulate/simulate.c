@@ -569,7 +569,8 @@ int main(int argc, char **argv) {
     name = store_name("simulate");
     uint64_t s = first;
     for (uint64_t done = 0; done < steps; done += each, s++) {
-        fprintf(stderr, "\rseed %" PRIu64, s);
+        if (isatty(STDERR_FILENO))
+            fprintf(stderr, "\rseed %" PRIu64, s);
         run(s, each, mode);
     }
     fprintf(stderr, "\n");
