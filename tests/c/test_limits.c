@@ -5,8 +5,11 @@
  * memory, bytes of a file system, locks.
  */
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "failing.h"
 #include "support.h"
@@ -104,6 +107,7 @@ static int limit(void) {
     int kind = shms_writer_kind(mine, "kind", 4);
     return kind < 0 ? kind : shms_writer_quota(mine, (uint32_t)kind, 1 << 20);
 }
+static int put_all_that_fits(void) { return put_marked(mine, "all", few.capacity - SHMS_ALIGN, 1, ref); }
 static int clear(void) { return shms_writer_clear(mine, "", 0); }
 static int detach(void) {
     shms_reader_free(reader);
@@ -116,8 +120,9 @@ static int leave(void) {
     theirs = NULL;
     return rc;
 }
-static int (*const calls[])(void) = {create, join,   attach,  put,     hit,   get,   let_go, get_privately, let_go,
-                                     find,   let_go, inspect, protect, limit, clear, detach, leave,         join};
+static int (*const calls[])(void) = {create, join,   attach,  put,     hit,   get,   let_go, get_privately,     let_go,
+                                     find,   let_go, inspect, protect, limit, clear, detach, put_all_that_fits, leave,
+                                     join};
 
 static uint64_t lines_of(const char *path, const char *with) {
     char line[4096];
@@ -276,7 +281,8 @@ static void fork_there(const char *label) {
     pid_t child = fork_child();
     if (child == 0) { /* it has neither the locks nor the right to use the handles */
         CHECK_EQ(SHMS_EFORKED, shms_writer_has(mine, "key", 3));
-        CHECK_EQ(SHMS_EFORKED, shms_reader_has(reader, "key", 3));
+        CHECK(!theirs || SHMS_EFORKED == shms_writer_has(theirs, "key", 3));
+        CHECK(!reader || SHMS_EFORKED == shms_reader_has(reader, "key", 3));
         CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&theirs, name, 0, NULL));
         _exit(0);
     }
@@ -284,20 +290,67 @@ static void fork_there(const char *label) {
 }
 
 TEST(a_child_forked_at_any_step_changes_nothing) {
-    static int (*const with_steps[])(void) = {put, get, let_go, find, let_go, clear, put, get_privately, let_go};
     name = store_name("forks");
     bool forked = true;
     for (int64_t nth = 0; forked; nth++) {
         CHECK_EQ(SHMS_OK, create());
-        CHECK_EQ(SHMS_OK, attach());
         until_fork = nth;
         shms_step_hook = fork_there;
-        for (size_t c = 0; c < sizeof with_steps / sizeof *with_steps; c++)
-            CHECK_EQ(SHMS_OK, with_steps[c]());
+        for (size_t c = 1; c < sizeof calls / sizeof *calls; c++)
+            CHECK_EQ(SHMS_OK, calls[c]());
         shms_step_hook = NULL;
         forked = until_fork < 0;
         CHECK_EQ(SHMS_OK, shms_writer_valid(mine));
-        detach();
+        leave();
         end_writer(mine);
     }
+}
+
+/* ---- a clock that jumps, and no memory to lock ---- */
+
+static time_t jump;
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    REAL(clock_gettime, int, clockid_t, struct timespec *);
+    int rc = real(clock, out);
+    if (clock == CLOCK_REALTIME)
+        out->tv_sec += jump = -jump;
+    return rc;
+}
+
+TEST(a_wall_clock_that_jumps_at_each_look_spoils_no_call_and_no_wait) {
+    shms_batch b = {0};
+    int rc;
+    name = store_name("clock");
+    jump = 1 << 30;
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
+        CHECK_EQ(SHMS_OK, calls[c]());
+    CHECK_EQ(SHMS_OK, attach());
+    CHECK_EQ(SHMS_OK, put());
+    uint64_t until = b.until = shms_clock_ns(CLOCK_MONOTONIC) + 100 * 1000000;
+    do
+        rc = shms_batch_begin(mine, &b, "more", 4, NULL, 0, NULL, 0, few.capacity - SHMS_ALIGN, 0, false);
+    while (b.until);
+    CHECK_EQ(SHMS_EFULL, rc);
+    CHECK(shms_clock_ns(CLOCK_MONOTONIC) >= until);
+    jump = 0;
+    detach();
+    leave();
+    end_writer(mine);
+}
+
+TEST(a_process_that_may_lock_no_memory_has_all_of_a_store) {
+    name = store_name("unlocked");
+    pid_t child = fork_child();
+    if (child == 0) {
+        struct __user_cap_header_struct self = {_LINUX_CAPABILITY_VERSION_3, 0};
+        struct __user_cap_data_struct nothing[2] = {{0}}; /* not even to exceed the limit */
+        CHECK_EQ(0, setrlimit(RLIMIT_MEMLOCK, &(struct rlimit){0, 0}));
+        CHECK_EQ(0, syscall(SYS_capset, &self, nothing));
+        for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
+            CHECK_EQ(SHMS_OK, calls[c]());
+        leave();
+        end_writer(mine);
+        _exit(0);
+    }
+    CHECK_EQ(0, reap(child));
 }
