@@ -1,14 +1,19 @@
 """`MooncakeTier` and a process in the place of its client, which says anything; Mooncake itself is not needed."""
 
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from shmstore.errors import TierError
 from shmstore.tiers import mooncake
-from shmstore.tiers.mooncake import MooncakeTier
+from shmstore.tiers.mooncake import LANES, MooncakeTier, _Lane
 from tests.tiers.contract import views
 
 TIMEOUT = 0.5
@@ -17,8 +22,8 @@ import json, os, signal, sys, time
 from multiprocessing.connection import Connection
 
 given = json.loads(sys.argv[1])
-lane = Connection(given["pipes"][0])
 lanes = [Connection(fd) for fd in given["pipes"]]
+lane = lanes[0]
 """
 CONNECTS = 'lane.send_bytes(json.dumps({"addresses": [1 << 40] * len(given["places"])}).encode())\n'
 ASKED = """
@@ -26,8 +31,11 @@ import select
 asked = select.poll()
 for one in lanes:
     asked.register(one.fileno(), select.POLLIN)
-lane = next(one for one in lanes if one.fileno() == asked.poll()[0][0])
-lane.recv_bytes()
+def call():
+    global lane
+    lane = next(one for one in lanes if one.fileno() == asked.poll()[0][0])
+    return json.loads(lane.recv_bytes())
+call()
 """
 STOPS = "os.kill(os.getpid(), signal.SIGSTOP)\n"
 HALF = r'os.write(lane.fileno(), b"\0\0\0\5[1")' + "\ntime.sleep(60)\n"
@@ -42,6 +50,11 @@ SAYS = {
     "too long an answer": CONNECTS + ASKED + 'lane.send_bytes(b"1" * (2 << 20)); time.sleep(60)\n',
     "its end": CONNECTS + ASKED,
 }
+REFUSES = """
+while True:
+    answer = {"get_into": 0, "upsert_from": -9}.get(call()[0], [-9])
+    lane.send_bytes(json.dumps(answer).encode())
+"""
 
 
 @pytest.fixture
@@ -52,14 +65,18 @@ def tier(monkeypatch: pytest.MonkeyPatch) -> Iterator[MooncakeTier]:
     made.close()
 
 
+def played(says: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    program = folder / "client.py"
+    program.write_text(PROGRAM + says)
+    monkeypatch.setattr(mooncake, "_PROGRAM", str(program))
+
+
 @pytest.mark.parametrize("call", ["publish", "fetch", "has", "remove"])
 @pytest.mark.parametrize("says", SAYS.values(), ids=SAYS)
 def test_a_client_that_is_late_or_talks_nonsense_is_an_error_in_time(
     tier: MooncakeTier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, call: str
 ) -> None:
-    program = tmp_path / "client.py"
-    program.write_text(PROGRAM + says)
-    monkeypatch.setattr(mooncake, "_PROGRAM", str(program))
+    played(says, monkeypatch, tmp_path)
     calls: dict[str, Callable[[], object]] = {
         "publish": lambda: tier.publish("key", views([b"meta"])),
         "fetch": lambda: tier.fetch("key", lambda size: memoryview(bytearray(size))),
@@ -75,3 +92,60 @@ def test_a_client_that_is_late_or_talks_nonsense_is_an_error_in_time(
                 if "still connecting" not in str(error) or says == STOPS:
                     raise
     assert time.monotonic() - begun < 30
+
+
+def connected(tier: MooncakeTier, stack: ExitStack) -> _Lane:
+    """Return a lane of the tier's client, which has connected."""
+    while True:
+        with suppress(TierError):
+            return stack.enter_context(tier._lane())
+
+
+def test_a_refusal_is_an_error_with_its_number(
+    tier: MooncakeTier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    played(CONNECTS + ASKED.replace("\ncall()", "") + REFUSES, monkeypatch, tmp_path)
+    with ExitStack() as stack:
+        connected(tier, stack)
+    for call in (lambda: tier.has(["a"]), lambda: tier.remove(["a"]), lambda: tier.publish("a", views([b"b"]))):
+        with pytest.raises(TierError, match="-9"):
+            call()
+
+
+def test_a_lane_is_waited_for_until_a_late_or_interrupted_call_ends_all(
+    tier: MooncakeTier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    played(CONNECTS + STOPS, monkeypatch, tmp_path)
+    with ExitStack() as stack:
+        lanes = [connected(tier, stack) for _ in range(LANES)]
+        client = lanes[0].client
+        with pytest.raises(TierError, match="other calls"):
+            client.take(0)
+        with client._connecting, pytest.raises(TierError, match="still connecting"):
+            client.take(0)
+        monkeypatch.setattr(lanes[0].pipe, "poll", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            lanes[0].ask("batch_is_exist", [])
+        assert client._process.returncode == -signal.SIGKILL
+        with pytest.raises(TierError, match="another call"):
+            client.take(0)
+
+
+def test_a_client_that_cannot_be_started_is_an_error(tier: MooncakeTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/none")
+    with pytest.raises(TierError, match="cannot be started"):
+        tier.has(["a"])
+
+
+def test_memory_that_is_registered_later_is_of_the_next_client_and_of_a_file_that_has_it(
+    tier: MooncakeTier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    played(CONNECTS + STOPS, monkeypatch, tmp_path)
+    with ExitStack() as stack:
+        client = connected(tier, stack).client
+    with pytest.raises(ValueError, match="shorter"):
+        tier.register(memoryview(bytes(1)), os.devnull)
+    assert not client.dead
+    (tmp_path / "memory").write_bytes(bytes(1))
+    tier.register(memoryview(bytes(1)), tmp_path / "memory")
+    assert client.dead

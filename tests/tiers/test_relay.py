@@ -310,6 +310,19 @@ def test_its_end_ends_connections_leases_and_socket(host: Host, other: OtherHost
         host.fetch()
 
 
+def test_a_worker_that_asks_for_what_a_closed_store_had_is_told_at_once(
+    memory: MemoryTier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = Host(memory, tmp_path / "relay")
+    host.reader.close()
+    host.writer.close()
+    with raises(CacheMissError, ["it has ended the connection"]):
+        host.fetch(wait=3600)
+    assert "gets no answer" in caplog.text
+    host.end()
+    host.tier.close()
+
+
 @pytest.mark.parametrize("kind", ["file", "folder", "stream", "full"])
 def test_what_has_the_path_stays_and_the_error_says_what_to_do(host: Host, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "taken"

@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle
+from shmstore.cli.command import EXIT_USAGE
+from shmstore.cli.main import main
 from shmstore.errors import CacheMissError, WriterActiveError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.multimodal import MultiModalCacheConfig, ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
 from shmstore.tiers.relay_client import RelayClient
+from tests.fleet.servers import free_port
 from tests.multimodal import worker
 from tests.multimodal.helpers import MIB, config, shm_sender, update
 from tests.multimodal.worker import truth
@@ -31,6 +34,7 @@ NAMESPACE = "a model/1"
 
 
 RELAY = [sys.executable, "-m", "shmstore", "relay", "--namespace", NAMESPACE]
+CREATE = ["--create", "--capacity", "1M", "--n-readers", "1"]
 
 
 class RelayProcess:
@@ -176,6 +180,7 @@ def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hos
     until(lambda: hosts.leases() == 0)
     with StoreInspector.open(hosts.store) as inspector:
         assert inspector.facts().puts == 2  # the first one came along
+    assert hosts.relay.end() == 0
 
 
 def test_a_stopped_relay_costs_a_miss_after_the_wait(hosts: Hosts) -> None:
@@ -241,17 +246,38 @@ def test_a_configuration_makes_room_for_the_relay_of_its_host(tmp_path: Path) ->
         assert "set relay=True in the configuration" in line
 
 
+def test_a_relay_listens_before_its_tier_answers_and_is_the_only_one_of_its_store(tmp_path: Path) -> None:
+    name = store_name()
+    command = [*RELAY, "--tier", f"redis://127.0.0.1:{free_port()}", "--store", name]
+    with ExitStack() as stack:
+        relay = subprocess.Popen(
+            [*command, *CREATE, "--socket", f"{tmp_path}/one"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(relay.communicate)
+        stack.callback(relay.kill)
+        assert relay.stdout is not None
+        assert f" {tmp_path}/one " in relay.stdout.readline()
+        second = subprocess.run([*command, *CREATE, "--socket", f"{tmp_path}/two"], capture_output=True, text=True)
+        assert (1, True) == (second.returncode, "end the other relay" in second.stderr)
+        relay.terminate()
+        assert "does not answer yet" in relay.communicate()[1]
+        assert relay.returncode == 0
+        ObjectStoreWriter.unlink(name)
+    for some in (CREATE[:1], CREATE[1:3], CREATE[1:]):
+        assert main([*command[3:], *some]) == EXIT_USAGE
+
+
 @pytest.mark.parametrize("kind", ["no folder", "a file"])
 def test_a_socket_that_cannot_be_made_is_refused_before_a_store_is_made(
     kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from shmstore.cli.main import main
-
     name, path = store_name(), tmp_path / "none" / "socket" if kind == "no folder" else tmp_path / "taken"
     if kind == "a file":
         path.touch()
-    create = ["--create", "--capacity", "1M", "--n-readers", "1"]
-    assert main([*RELAY[3:], "--tier", f"file://{tmp_path}", "--store", name, "--socket", str(path), *create]) == 1
+    assert main([*RELAY[3:], "--tier", f"file://{tmp_path}", "--store", name, "--socket", str(path), *CREATE]) == 1
     assert (True, True) == (str(path) in (said := capfd.readouterr().err), "pass a" in said)
     assert not (SHM / name).exists()
 
@@ -266,7 +292,6 @@ def test_a_relay_joins_or_makes_the_store_in_its_folder(tmp_path: Path) -> None:
             relay = RelayProcess(name, tmp_path, stack, "--dir", str(folder)).listening()
             assert asdict(writer.handle) == relay.said["handle"]
             assert 0 == relay.end()
-        create = ("--create", "--capacity", "1M", "--n-readers", "1")
-        relay = RelayProcess(name, tmp_path, stack, "--dir", str(folder), *create).listening()
+        relay = RelayProcess(name, tmp_path, stack, "--dir", str(folder), *CREATE).listening()
         assert 0 == relay.end()
         ObjectStoreWriter.unlink(name, dir=folder)

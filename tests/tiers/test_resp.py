@@ -432,14 +432,22 @@ def test_a_whole_answer_of_the_fake_server_is_read(key: str) -> None:
         assert [b"abcd"] == fetch(tier, key)
 
 
+AHEAD = b"$16384\r\n\1\0\0\0" + (70_000 + 16_372).to_bytes(8, "little") + bytes(16_372) + b"\r\n"
+"""Its table says 70,000 bytes more than came with it."""
+
+
 @pytest.mark.parametrize(
     "said", [b":1\r\n", b"$\r\n", b"-ERR no\r\n", b"$70000\r\n" + b"x" * 70_002], ids=lambda b: repr(b[:9])
 )
 def test_a_span_that_does_not_come_as_it_must_is_an_error(said: bytes, key: str) -> None:
-    """The table says 70,000 bytes, of which 16,384 - 12 came with it."""
-    first = b"$16384\r\n\1\0\0\0" + (70_000 + 16_372).to_bytes(8, "little") + bytes(16_372) + b"\r\n"
-    with faking(first, said) as server, opened(server.url) as tier:
+    with faking(AHEAD, said) as server, opened(server.url) as tier:
         with raises(TierError, ["does not speak RESP"]):
+            fetch(tier, key)
+
+
+def test_a_server_that_ends_inside_a_span_is_an_error(key: str) -> None:
+    with faking(AHEAD, b"$70000\r\n" + b"x" * 69_999, ends=True) as server, opened(server.url) as tier:
+        with raises(TierError, ["it ended the connection"]):
             fetch(tier, key)
 
 

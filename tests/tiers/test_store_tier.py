@@ -8,14 +8,16 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleSerde
-from shmstore.errors import ObjectExistsError, TierFullError
+from shmstore.errors import ObjectExistsError, StoreClosedError, TierFullError
 from shmstore.tiers import StoreTier, open_tier, store_tier, write_behind
+from shmstore.tiers.breaker import Costs
 from shmstore.tiers.objects import Incoming, spans_of, tier_key
 from tests.support import until
 from tests.test_interrupts import interrupted_at
@@ -226,6 +228,42 @@ def test_a_publish_pins_what_is_sent(here: Side, memory: MemoryTier) -> None:
         tier.close()
 
 
+def test_what_waits_when_the_store_is_closed_is_not_published_and_keeps_nobody(
+    here: Side, memory: MemoryTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, tier = here
+    memory.pause = threading.Event()
+    for key in (KEY, "later"):
+        writer.put(key, VALUE)
+        tier.publish(key)
+    assert memory.waiting.wait(10)
+    assert not tier.flush(0.05)
+    writer.close()
+    memory.pause.set()
+    assert tier.flush(10)
+    assert list(memory.values) == [NAME]
+    with pytest.raises(StoreClosedError):
+        tier.fetch(KEY)
+    memory.close = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    tier.close()
+    assert "could not be closed" in caplog.text
+    dropped = tier.stats().dropped
+    tier.publish(KEY)
+    assert dropped + 1 == tier.stats().dropped
+
+
+def test_a_back_end_that_registers_memory_gets_that_of_the_arena(here: Side) -> None:
+    class Registers(MemoryTier):
+        def register(self, memory: memoryview, path: str, offset: int) -> None:
+            file = Path(path).read_bytes()
+            self.same = file[offset : offset + len(memory)] == memory
+
+    back_end = Registers()
+    here[0].put(KEY, VALUE)
+    StoreTier(here[0], back_end).close()
+    assert back_end.same
+
+
 def test_the_oldest_publishes_are_dropped(memory: MemoryTier) -> None:
     with store() as writer:
         tier = StoreTier(writer, memory, queue=2)
@@ -249,8 +287,10 @@ def test_a_publish_of_what_has_gone_is_dropped(here: Side) -> None:
     assert here[1].stats().dropped == 1
 
 
-def test_errors_are_misses_and_open_the_breaker(there: Side, memory: MemoryTier) -> None:
-    memory.fail = late()
+@pytest.mark.parametrize("fail", [late(), ValueError("a mistake of the back end")], ids=["tier", "other"])
+def test_errors_are_misses_and_open_the_breaker(there: Side, memory: MemoryTier, fail: Exception) -> None:
+    memory.fail = fail
+    there[1]._breaker.first = 0.05
     assert [there[1].fetch(f"k{number}") for number in range(6)] == [False] * 6
     stats = there[1].stats()
     assert (stats.errors, stats.skipped, stats.open) == (3, 3, True)
@@ -259,6 +299,7 @@ def test_errors_are_misses_and_open_the_breaker(there: Side, memory: MemoryTier)
     there[1].publish(KEY)
     assert there[1].flush(10)
     assert there[1].stats().dropped == 1
+    until(lambda: len(memory.calls) == 5)
     memory.fail = None
     until(lambda: not there[1].stats().open)
     assert memory.calls[3:] == ["has"] * (len(memory.calls) - 3)
@@ -311,6 +352,16 @@ def test_what_processing_beats_is_left_there(here: Side, memory: MemoryTier) -> 
         assert found.count(True) == 2  # one of 16 measures again
         assert tier.stats().declined == 30
         tier.close()
+
+
+def test_of_many_items_that_are_processed_the_oldest_beginnings_are_forgotten() -> None:
+    costs = Costs(itertools.count().__next__)
+    for number in range(Costs._PENDING + 1):
+        costs.missed(str(number))
+    costs.processed("0")
+    assert 0 == costs.saved(0)
+    costs.processed("1")
+    assert Costs._PENDING == costs.saved(0)
 
 
 def test_bytes_of_a_network_are_not_unpickled(memory: MemoryTier) -> None:
