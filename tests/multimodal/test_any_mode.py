@@ -111,7 +111,8 @@ def test_what_was_never_sent_is_refused_alike_in_every_mode(mode: str) -> None:
                         cache.release(wrong)
         with pytest.raises(TypeError, match="not one bytes"):
             sender.invalidate(b"a")  # type: ignore[arg-type]
-        assert (1 if mode == "shm" else 0) == sender.release([None, output[0], item(8)])
+        for call in (lambda sent: sender.assign_group(sent, 0), sender.release):
+            assert (1 if mode == "shm" else 0) == call([None, output[0], item(8)])
 
 
 def test_a_worker_that_gives_back_its_part_leaves_the_others_theirs() -> None:

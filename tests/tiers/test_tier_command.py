@@ -8,10 +8,11 @@ import pytest
 
 from shmstore.cli import main as cli
 from shmstore.cli.commands import tier as command
-from shmstore.errors import TierError, TierFullError
-from shmstore.tiers import Into
+from shmstore.errors import StoreSpaceError, TierError, TierFullError
+from shmstore.tiers import Into, mooncake
 from shmstore.tiers.directory import DirectoryTier
 from tests.inspect.cases import piped
+from tests.support import raises
 from tests.tiers.memory import MemoryTier
 
 SMALL = ("--sizes", "1K,100KiB", "--count", "3")
@@ -117,3 +118,21 @@ def test_a_value_that_is_gone_or_another_is_found_out(tmp_path: Path, changes: b
     with pytest.raises(TierError, match=expected):
         next(figures)
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_memory_of_the_values_is_registered_and_must_fit(tmp_path: Path) -> None:
+    class Registers(DirectoryTier):
+        def register(self, memory: memoryview, path: str) -> None:
+            self.same = Path(path).read_bytes() == memory
+
+    tier = Registers(tmp_path, timeout=20)
+    assert [1000] == [figure.nbytes for figure in command.check(tier, [1000], 1)]
+    assert tier.same
+    with raises(StoreSpaceError, hint=["--sizes"]):
+        next(command.check(tier, [1 << 44], 1))
+
+
+def test_a_tier_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mooncake, "find_spec", lambda _: None)
+    ran = piped("tier", "check", "mooncake://127.0.0.1:1")
+    assert (1, True) == (ran.status, "shmstore[mooncake]" in ran.err)
