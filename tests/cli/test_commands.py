@@ -174,7 +174,11 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
         assert 0 == cli.main([command.name, "--help"])
         assert f"example: {command.example}" in capsys.readouterr().out
         assert 2 == cli.main([command.name, "--no-such-option"])
-    assert 2 == cli.main(["top", "--interval", "0"])
+    for wrong in ("0", "x"):
+        assert 2 == cli.main(["top", "--interval", wrong])
+        assert 2 == cli.main(["relay", "--capacity", wrong])
+        assert 2 == cli.main(["ls", "--pid", wrong])
+    assert 2 == cli.main(["dump", "x", "--namespace", "a"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels", "--out", "y"])
     assert 2 == cli.main(["dump", "x", "--object", "1", "--tensor", "pixels", "--out", "y", "--svg", "z"])
@@ -271,7 +275,7 @@ def test_a_file_that_cannot_be_made_is_named_with_a_hint(option: tuple[str, ...]
         for path in (tmp_path / "none" / "file", tmp_path):
             ran = piped("dump", name, *option, str(path))
             assert (1, True, False) == (ran.status, f"{path}: " in ran.err, "Errno" in ran.err)
-            assert "hint: pass a path in a folder" in ran.err
+            assert "hint: pass another path" in ran.err
 
 
 # ---- dump
@@ -378,7 +382,10 @@ def test_dump_of_one_object_shows_its_tree_and_copies_a_tensor_out(tmp_path: Pat
             (part["path"], part["shape"], part["nbytes"]) for part in tree
         ]
         out = tmp_path / "tensor"
-        assert 0 == piped("dump", name, "--object", "3", "--tensor", "pixels", "--out", str(out)).status
+        for options in ((), ("--json",)):
+            ran = piped("dump", name, "--object", "3", "--tensor", "pixels", "--out", str(out), *options)
+            assert 0 == ran.status
+        assert [3, 100] == ran.json["shape"]
         np.testing.assert_array_equal(np.full((3, 100), 3, np.int32), np.load(out))
         for arguments in (
             ("--key", "none"),
@@ -511,6 +518,12 @@ def test_top_on_a_terminal_leaves_on_ctrl_c_and_restores_the_screen() -> None:
     assert "\x1b[?1049l" in ran.out, "the screen from before is back"
 
 
+@pytest.mark.parametrize("command", ["ls", "gc"])
+def test_where_there_is_no_store_it_says_so(command: str, tmp_path: Path) -> None:
+    ran = piped(command, "--dir", str(tmp_path))
+    assert (0, 1) == (ran.status, ran.out.count("\n"))
+
+
 def test_top_of_all_sorts_stores(stores: Stores) -> None:
     small, large = (stores.create(capacity=1 << 20) for _ in range(2))
     large.put("a", torch.zeros(1 << 16))
@@ -538,6 +551,8 @@ def test_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert 0 == cli.main(["bench"])
     out = capsys.readouterr().out
     assert [True, True] == [size in out for size in ("1 KiB", "4 MiB")]
+    assert 0 == cli.main(["bench", "--json"])
+    assert [1 << 10, 1 << 22] == [figure["nbytes"] for figure in json.loads(capsys.readouterr().out)["figures"]]
     small, large = bench.measure()
     assert large.put_us > 10 * small.put_us or large.copy_us > 10 * small.copy_us
     assert all(min(f.put_us, f.copy_us, f.get_us, f.hit_us) > 0 for f in (small, large))

@@ -8,7 +8,9 @@ import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
 from shmstore.bindings import inspect as native
+from shmstore.cli.commands import gc
 from shmstore.files import holders
+from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import look_at, remove_segment
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, peek, piped, poke, running, stop
 from tests.layout import FIELDS
@@ -83,6 +85,21 @@ def test_a_store_is_kept_while_an_arena_of_it_is_sound() -> None:
         assert [0, False] == [piped("gc", name, "--yes").status, (SHM / name).exists()]
     finally:
         (SHM / name).unlink(missing_ok=True)
+
+
+def test_a_store_that_is_taken_over_meanwhile_stays_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(segment: SegmentInfo, *, force: bool) -> None:
+        writer = ObjectStoreWriter.recover(segment.name)
+        try:
+            remove_segment(segment, force=force)
+        finally:
+            writer.close(unlink=False)
+
+    monkeypatch.setattr(gc, "remove_segment", late)
+    with case("dead") as name:
+        ran = piped("gc", name, "--yes", "--force")
+        assert (1, True, True) == (ran.status, f"{name}: " in ran.err, "NOT removed" in ran.out)
+        assert (SHM / name).exists()
 
 
 def test_a_store_is_kept_if_only_what_a_reader_wrote_is_spoiled() -> None:

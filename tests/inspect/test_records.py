@@ -17,13 +17,14 @@ from shmstore import (
     StaleRefError,
     StoreClosedError,
     StoreFullError,
+    StoreNotFoundError,
 )
 from shmstore.bindings import inspect as native
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import HELD, LIVE, mark_of
 from shmstore.serde import MsgpackSerde, register_type
 from shmstore.serde.decode import Leaf, Named, describe
-from tests.inspect.cases import OPTIONS, fill, running, three_writers
+from tests.inspect.cases import OPTIONS, fill, piped, running, three_writers
 from tests.support import SHM, Child, Stores, in_child, is_mapped, length_of, raises, span_of, store_name
 
 SIZES = 97
@@ -351,6 +352,10 @@ def test_the_tree_names_every_leaf(stores: Stores) -> None:
             "r": leaf("array", "[('i', '<i2'), ('f', '<f8')]", (1,), 10),
             (1, "x"): None,
         }
+    parts = piped("dump", writer.name, "--key", "k", "--json").json["tree"]
+    assert [("p", "test.Point"), ("p/xy/0", "tensor")] == [(p["path"], p["kind"]) for p in parts if p["path"][0] == "p"]
+    with pytest.raises(StoreNotFoundError):
+        StoreInspector.open(f"{writer.name}\0x")
 
 
 def test_forged_metadata_is_a_typed_error_and_never_a_crash() -> None:
