@@ -10,6 +10,7 @@ import torch
 from shmstore import MsgpackSerde, NestingError, ObjectStoreReader, ObjectStoreWriter, scheduler
 from shmstore import multimodal as mm
 from shmstore.multimodal.values.fields import MultiModalFieldConfig
+from shmstore.multimodal.values.sizes import updates_size
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.tiers import open_tier
 from shmstore.tiers.mooncake import MooncakeTier
@@ -81,6 +82,11 @@ def test_a_cache_is_a_mapping_to_its_end() -> None:
     assert ["b"] == list(cache)
     with pytest.raises(KeyError):
         cache.pop("a")
+    cache["c"] = 1
+    for key in "bc":
+        cache.pin(key)
+    with pytest.raises(RuntimeError, match="pinned"):
+        cache["d"] = 1
 
 
 def test_items_that_cannot_be_are_refused() -> None:
@@ -93,6 +99,8 @@ def test_items_that_cannot_be_are_refused() -> None:
     endless.append(endless)
     with pytest.raises(NestingError, match="item of 'h'"):
         mm.CacheTypes(dict).item_size({"a": endless}, "h")
+    with pytest.raises(NestingError, match="prompt updates of 'h'"):
+        updates_size([mm.ResolvedPromptUpdate("image", 0, "insert", endless, endless)], "h")
 
 
 def test_a_worker_with_a_wrong_policy_leaves_its_rank_free() -> None:

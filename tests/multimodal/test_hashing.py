@@ -9,6 +9,7 @@ import warnings
 from collections import OrderedDict, namedtuple
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -373,3 +374,13 @@ def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pil
     with pillow.open(path) as image:
         image.load()
     assert hash_item(pillow.open(saved(pillow, "GIF", 1))) == hash_item(image)
+
+
+@pytest.mark.parametrize("part", ["load", "getexif"])
+def test_where_memory_runs_out_an_image_is_not_called_unreadable(
+    pillow: Any, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    image = pillow.new("RGB", (2, 2))
+    monkeypatch.setattr(image, part, Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        hash_item(image)

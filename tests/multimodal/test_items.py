@@ -116,6 +116,7 @@ def test_batched_stacks_equal_shapes_and_lists_others() -> None:
 
 def test_flat_concatenates_where_the_other_dimensions_agree_and_lists_others() -> None:
     field = MultiModalFlatField([slice(0, 1), slice(1, 3)])
+    assert [1, 2] == field.reduce_data(elems_of(field, torch.tensor(1), torch.tensor(2)))
     a, b = torch.zeros(1, 2), torch.ones(2, 2)
     assert [[0, 0], [1, 1], [1, 1]] == field.reduce_data(elems_of(field, a, b)).tolist()
     wide = torch.ones(1, 3)

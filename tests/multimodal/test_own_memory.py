@@ -142,3 +142,13 @@ def test_a_copy_equals_the_view_and_shares_nothing_with_it(make: Callable[..., A
 def test_what_keeps_no_more_alive_than_itself_is_left_alone(make: Callable[..., Any]) -> None:
     given = holding(make())
     assert own_memory(given) is given
+
+
+def test_an_array_over_memory_of_unknown_size_is_taken_for_all_of_it() -> None:
+    whole = np.arange(8)
+
+    class Owner:
+        __array_interface__ = whole.__array_interface__
+
+    given = holding(np.asarray(Owner()))
+    assert own_memory(given)["k"].data is given["k"].data

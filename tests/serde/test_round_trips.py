@@ -18,12 +18,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shmstore.errors import NestingError, UnsupportedValueError
-from shmstore.serde import ALIGNMENT, MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec, encode, msgpack_serde
+from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError
+from shmstore.serde import (
+    ALIGNMENT,
+    MsgpackSerde,
+    ObjectSerde,
+    PickleSerde,
+    TensorSpec,
+    encode,
+    msgpack_serde,
+    register_type,
+)
 from shmstore.serde.builtin_types import NUMPY_SCALARS
 from shmstore.serde.dtypes import MAX_NDIM
 from shmstore.serde.tensors import KINDS, load_torch
-from shmstore.serde.wire import MAX_DEPTH
+from shmstore.serde.wire import MAX_DEPTH, MAX_NBYTES
 from tests.serde.values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
 from tests.support import raises
 
@@ -331,9 +340,7 @@ def test_keys_that_compare_equal_are_not_mixed_up_by_the_caches() -> None:
             assert exact(round_trip({key: torch.ones(2)})) == exact({key: torch.ones(2)})
 
 
-def test_the_caches_are_bounded() -> None:
-    from shmstore.serde import msgpack_serde
-
+def test_the_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[Any] = [
         msgpack_serde._ONE_TENSOR,
         msgpack_serde._ONE_ARRAY,
@@ -345,6 +352,13 @@ def test_the_caches_are_bounded() -> None:
             encoded = SERDE.encode(value)
             SERDE.decode(encoded.meta, bytearray(encoded.nbytes))
         assert all(len(cache) <= msgpack_serde._CACHE_ENTRIES for cache in caches)
+    wide = {f"{n:09}": torch.ones(1) for n in range(1000)}
+    before = len(msgpack_serde._FLAT)
+    assert SERDE.encode(wide).meta == SERDE.encode(wide).meta
+    assert before == len(msgpack_serde._FLAT)
+    monkeypatch.setattr(encode, "_NUMPY_WIRE_LIMIT", len(encode._NUMPY_WIRE))
+    SERDE.encode(np.empty(1, "V12345"))
+    assert 1 == len(encode._NUMPY_WIRE)
     large = SERDE.encode([*range(5000)])
     SERDE.decode(large.meta, b"")
     assert large.meta not in msgpack_serde._VIEW_PLANS
@@ -420,7 +434,14 @@ def test_the_deepest_allowed_value_comes_back() -> None:
         assert exact(round_trip(value)) == exact(value)
 
 
-@pytest.mark.parametrize("make", [nested_lists, nested_dicts, lambda n: {tuple_key(n - 1): 1}])
+class Endless:
+    """Becomes another one."""
+
+
+register_type("test.Endless", Endless, lambda _: Endless(), lambda tree: tree)
+
+
+@pytest.mark.parametrize("make", [nested_lists, nested_dicts, lambda n: {tuple_key(n - 1): 1}, lambda _: Endless()])
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900])
 def test_a_value_that_is_too_deep_is_refused_with_a_hint(make: Callable[[Any], Any], depth: int) -> None:
     with raises(NestingError, names=[str(MAX_DEPTH)], hint=["contains itself"]):
@@ -432,6 +453,12 @@ def tuple_key(depth: int) -> Any:
     for _ in range(depth - 1):
         key = (key,)
     return key
+
+
+def test_leaves_that_together_have_more_bytes_than_there_can_be_are_refused() -> None:
+    half = np.broadcast_to(np.zeros(1, np.uint8), (MAX_NBYTES // 2 + 64,))
+    with pytest.raises(ObjectTooLargeError):
+        SERDE.encode([half, half])
 
 
 def test_what_is_kept_alive_is_what_the_spans_point_into() -> None:

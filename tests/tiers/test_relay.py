@@ -441,6 +441,9 @@ def test_a_batch_may_mix_hosts_and_its_error_names_all_that_is_missing(host: Hos
     with raises(CacheMissError, ["gone", "gone too", "stale", "relay"], ["publishes"]) as caught:
         cache.get_and_update([foreign, gone[0], stale, gone[1]], ["foreign", "gone", "stale", "gone too"])
     assert caught.value.mm_hashes == ("gone", "stale", "gone too")
+    with pytest.raises(CacheMissError) as caught:
+        cache.get_and_update([foreign, stale], ["foreign", "stale"])
+    assert caught.value.mm_hashes == ("stale",)
     until(lambda: host.leases() == 0)
     cache.close()
 

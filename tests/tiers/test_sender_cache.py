@@ -5,15 +5,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter
-from shmstore.multimodal import CacheTypes, ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
+from shmstore.multimodal import CacheTypes, ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache, factories
 from shmstore.multimodal.values.types import MULTIMODAL
 from shmstore.tiers import StoreTier
-from tests.multimodal.helpers import MIB, config, three_tensors, update
+from tests.multimodal.helpers import MIB, config, shm_sender, three_tensors, update
 from tests.multimodal.test_stored_updates import ATTACKS
 from tests.support import raises
 from tests.tiers.memory import MemoryTier, late
@@ -219,6 +221,16 @@ def test_an_item_goes_inline_while_a_late_tier_may_still_write_it(memory: Memory
         there.sender.clear_cache()
         assert there.sender.inline_late == 0
         assert isinstance(there.sender.get_and_update_item((item, updates), NAMES[0])[0], ObjectRef)
+
+
+def test_a_sender_that_cannot_be_made_leaves_neither_store_nor_tier(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(factories, "ShmObjectStoreSenderCache", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(StoreTier, "close", closed := Mock())
+    with pytest.raises(MemoryError):
+        shm_sender(config(MIB, cache_type="shm", tier_url=f"file://{tmp_path}", tier_namespace="m"))
+    closed.assert_called_once()
 
 
 def test_close_sends_what_is_queued(memory: MemoryTier) -> None:
