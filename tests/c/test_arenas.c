@@ -203,8 +203,8 @@ TEST(dropped_objects_are_found_however_far_the_owner_is_behind) {
     for (int n = 0; n < 300; n = n < 100 || n > 140 ? n + 50 : n + 1)
         for (int first = 0; first < 2; first++) { /* the owner's is the oldest of n + 1, or the newest */
             put(0, "a", 100, NULL);
-            if (first)
-                CHECK_EQ(1, shms_writer_delete(writers[2], "a", 1));
+            for (int again = 0; first && again < 2; again++)
+                CHECK_EQ(!again, shms_writer_delete(writers[2], "a", 1));
             for (int i = 0; i < n; i++) {
                 put(1, "x", 100, NULL);
                 CHECK_EQ(1, shms_writer_delete(writers[2], "x", 1));

@@ -58,6 +58,14 @@ TEST(each_bit_of_the_books_counts) {
         FOUND(w->kinds.table[k].bytes);
         FOUND(w->kinds.table[k].objects);
     }
+    shms_kind_list listed = w->kinds.lists[kind];
+    w->kinds.lists[kind] = (shms_kind_list){SHMS_NONE, SHMS_NONE, 0};
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    w->kinds.lists[kind] = listed;
+    uint64_t first = shms_get(&w->kinds.table[kind].name[0]);
+    shms_set(&w->kinds.table[kind].name[0], 0);
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    shms_set(&w->kinds.table[kind].name[0], first);
     for (uint32_t s = w->kinds.lists[kind].first; s != SHMS_NONE; s = w->kinds.next[s]) {
         FOUND(w->kinds.next[s]);
         FOUND(w->kinds.prev[s]);

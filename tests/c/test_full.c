@@ -14,12 +14,13 @@ static uint8_t refs[MANY][SHMS_REF_SIZE];
 
 /* Objects that the writer keeps between the hand and the others: so many that a search uses the zones. */
 static uint32_t crowd;
+static uint64_t spare; /* bytes beyond those of all objects */
 
 /* Creates a store of `n` objects of 128 bytes, all handed out, so that there is no room. */
 static void begin(int n, uint32_t max_objects) {
-    open_store(
-        "full",
-        (shms_options){.capacity = ((uint64_t)n + crowd) * 128, .n_readers = 2, .max_objects = max_objects + crowd}, 2);
+    shms_options o = {
+        .capacity = ((uint64_t)n + crowd) * 128 + spare, .n_readers = 2, .max_objects = max_objects + crowd};
+    open_store("full", o, 2);
     for (uint32_t i = 0; i < crowd; i++) {
         const char *key = key_of("crowd", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, i, NULL));
@@ -35,7 +36,7 @@ static uint64_t refused_by(int code) {
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &before));
     looks = 0;
     shms_step_hook = count_looks;
-    CHECK_EQ(code, put_marked(w, "new", 64, 1, ref));
+    CHECK_EQ(code, put_marked(w, "new", 64, 1, code == SHMS_ENOSLOT ? NULL : ref)); /* which may lack an entry, too */
     shms_step_hook = NULL;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &after));
     CHECK_EQ(before.counters.refusals + 1, after.counters.refusals);
@@ -56,19 +57,25 @@ static void accepted(void) {
 #define LITTLE 300
 
 TEST(a_second_refusal_surveys_only_zones_with_releases) {
-    begin(MANY, MANY + 1);
-    CHECK(refused() >= MANY);
-    for (int i = 0; i < 20; i++)
-        CHECK(refused() <= LITTLE);
-    CHECK_EQ(1, shms_reader_release(readers[0], refs[5])); /* a change that causes a survey, without result */
-    CHECK(refused() <= LITTLE);
-    CHECK(refused() <= LITTLE);
-    CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 128, 1, refs[0]));
-    CHECK(refused() <= LITTLE);
-    shms_refusal why = w->refusal;
-    CHECK_EQ((MANY - 1) * 128, why.held[0]);
-    CHECK_EQ(MANY * 128, why.held[1]);
-    end();
+    for (int slots = 0; slots < 2; slots++) { /* they run out, or the bytes */
+        int code = slots ? SHMS_ENOSLOT : SHMS_EFULL;
+        uint64_t little = slots ? 3 * LITTLE : LITTLE; /* a search for a slot walks more often */
+        spare = slots ? 1 << 20 : 0;
+        begin(MANY, MANY + !slots);
+        CHECK(refused_by(code) >= MANY);
+        for (int i = 0; i < 20; i++)
+            CHECK(refused_by(code) <= little);
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[5])); /* a change that causes a survey, without result */
+        CHECK(refused_by(code) <= little);
+        CHECK(refused_by(code) <= little);
+        CHECK_EQ(code, put_marked(w, "larger", 128, 1, NULL));
+        CHECK(refused_by(code) <= little);
+        shms_refusal why = w->refusal;
+        CHECK_EQ((MANY - 1) * 128, why.held[0]);
+        CHECK_EQ(MANY * 128, why.held[1]);
+        end();
+    }
+    spare = 0;
 }
 
 TEST(a_refusal_reports_reclaimable_bytes_and_their_longest_stretch) {

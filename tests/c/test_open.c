@@ -96,9 +96,11 @@ TEST(a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours) {
     shm_unlink(name);
 }
 
-/* The library's calls come here: a file that is to be created is locked at once, as by a process that removes it. */
+/* The library's calls come here: a file that is to be created is locked at once, as by a process that removes it; or the
+ * one that is opened has gone before the next call. */
 static int remover = -1;
 static bool removing;
+static const char *goes;
 
 int open(const char *path, int flags, ...) {
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0600);
@@ -107,6 +109,9 @@ int open(const char *path, int flags, ...) {
         remover = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
         CHECK(remover >= 0 && fcntl(remover, F_OFD_SETLK, &writer) == 0);
     }
+    if (goes)
+        CHECK_EQ(0, shm_unlink(goes));
+    goes = NULL;
     return fd;
 }
 
@@ -119,4 +124,16 @@ TEST(a_creator_leaves_its_name_to_the_process_that_removes_it) {
     removing = false;
     CHECK_EQ(0, shm_unlink(name));
     close(remover);
+}
+
+TEST(an_unfinished_creation_that_goes_while_it_is_opened_is_no_store) {
+    for (off_t size = 0; size <= 4096; size += 4096) {
+        shms_reader *r;
+        const char *name = store_name("goes");
+        int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+        CHECK(fd >= 0 && ftruncate(fd, size) == 0);
+        goes = name;
+        CHECK_EQ(SHMS_ENOSTORE, shms_reader_attach(&r, name, 0, NULL));
+        close(fd);
+    }
 }

@@ -15,17 +15,20 @@ static shms_word *ack(uint32_t entry) { return &shms_reader_acks(t, &layout)[ent
 TEST(a_pin_stays_only_if_the_object_is_there) {
     t = zeroed(4096);
     for (uint64_t state = SHMS_FREE; state <= SHMS_EVICTING; state++)
-        for (uint64_t id = 7; id <= 8; id++) {
-            slots[2] = (shms_slot){.state = state, .id = 7};
-            bool there = id == 7 && (state == SHMS_LIVE || state == SHMS_EVICTING);
-            uint64_t releases = t->releases;
-            CHECK_EQ(there ? state : SHMS_FREE, shms_reader_table_pin(t, &layout, &slots[2], 2, id, false));
-            CHECK_EQ(there, shms_reader_pins(t)[2]);
-            if (there)
-                shms_reader_table_unpin(t, &layout, 2, 0);
-            CHECK_EQ(0, shms_reader_pins(t)[2]);
-            CHECK_EQ(releases + 1, t->releases); /* a pin that came and went may have stopped an eviction */
-        }
+        for (uint64_t id = 7; id <= 8; id++)
+            for (uint32_t use = 0; use < 2; use++) {
+                slots[2] = (shms_slot){.state = state, .id = 7};
+                bool there = id == 7 && (state == SHMS_LIVE || state == SHMS_EVICTING);
+                uint64_t releases = t->releases;
+                uint32_t uses = there ? use * SHMS_PIN_USE : 0; /* stay, and a pin that failed has none */
+                CHECK_EQ(there ? state : SHMS_FREE, shms_reader_table_pin(t, &layout, &slots[2], 2, id, use));
+                CHECK_EQ(uses + there, shms_reader_pins(t)[2]);
+                if (there)
+                    shms_reader_table_unpin(t, &layout, 2, 0);
+                CHECK_EQ(uses, shms_reader_pins(t)[2]);
+                CHECK_EQ(releases + 1, t->releases); /* a pin that came and went may have stopped an eviction */
+                shms_reader_pins(t)[2] = 0;
+            }
 }
 
 static void acknowledge_a_newer_one(const char *label) {
