@@ -4,11 +4,11 @@
 
 #define LARGE 200000 /* more than is copied at once */
 
-static char extra[LARGE], payload[100];
+static char extra[SHMS_MAX_EXTRA], payload[100];
 
 static void begin(uint64_t capacity) {
     open_store("extra", (shms_options){.capacity = capacity, .n_readers = 1, .flags = SHMS_CHECKSUMS}, 1);
-    fill(extra, sizeof extra, 1);
+    fill(extra, LARGE, 1);
     memset(payload, 'p', sizeof payload);
 }
 
@@ -81,6 +81,7 @@ TEST(they_are_gone_with_the_object) {
     end();
     begin(UINT64_C(32) << 20);
     CHECK_EQ(SHMS_ETOOLARGE, put("too large", 100, SHMS_MAX_EXTRA + 1));
+    CHECK_EQ(SHMS_OK, put("most", 100, SHMS_MAX_EXTRA));
     end();
 }
 

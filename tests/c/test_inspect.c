@@ -1,7 +1,11 @@
 /* An inspector whose object is replaced between two of its reads. It returns one object or the other, or that the
  * object is gone, but never a mixture. */
-#include "inspect/inspect.h"
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include "fixture.h"
+#include "inspect/inspector.h"
+#include "inspections.h"
 
 static shms_inspector *inspector;
 static const char *where;
@@ -104,6 +108,68 @@ TEST(a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused) {
     start("crc", 1);
     CHECK_EQ(SHMS_ESTALE, shms_inspector_check(inspector, 0, 1, &f));
     CHECK_EQ(1, shms_inspector_check(inspector, 0, 2, &f));
+    end_both();
+}
+
+TEST(what_keeps_changing_is_not_damaged) {
+    static const char *const labels[] = {"slot", "lease"};
+    for (int i = 0; i < 2; i++) {
+        shms_finding f[8];
+        start(labels[i], 100000);
+        CHECK_EQ(0, shms_inspector_verify(inspector, f, 8));
+        CHECK(replacements < 100000 - SHMS_INSPECT_TRIES);
+        end_both();
+    }
+}
+
+TEST(a_handle_that_cannot_be_used_says_why_in_every_call) {
+    start("", 0);
+    shms_inspector_free(NULL);
+    for (int n = 0; n < INSPECTIONS; n++)
+        CHECK_EQ(SHMS_ECLOSED, inspection(NULL, n));
+    pid_t child = fork_child();
+    if (child == 0) {
+        for (int n = 0; n < INSPECTIONS; n++)
+            CHECK_EQ(SHMS_EFORKED, inspection(inspector, n));
+        _exit(0);
+    }
+    CHECK_EQ(0, reap(child));
+    int kept = dup(inspector->seg.fd);
+    close(inspector->seg.fd); /* as foreign code may */
+    for (int n = 0; n < INSPECTIONS; n++)
+        CHECK_EQ(SHMS_ESYS, inspection(inspector, n));
+    CHECK_EQ(inspector->seg.fd, dup2(kept, inspector->seg.fd));
+    close(kept);
+    off_t size = (off_t)w->seg.layout.file_size;
+    char data[1024];
+    memcpy(data, w->seg.data, sizeof data);
+    for (int n = 0; n < INSPECTIONS; n++)
+        CHECK(inspection(inspector, n) >= 0);
+    CHECK_EQ(0, truncate(w->seg.path, size - 1));
+    for (int n = 0; n < INSPECTIONS; n++)
+        CHECK_EQ(SHMS_ECORRUPT, inspection(inspector, n));
+    CHECK_EQ(0, truncate(w->seg.path, size));
+    memcpy(w->seg.data, data, sizeof data);
+    end_both();
+}
+
+TEST(what_is_no_file_of_that_name_is_neither_probed_nor_removed) {
+    enum { MISSING, PIPE, LINK, OTHER, NAME, CASES };
+    static const int probed[] = {SHMS_ENOSTORE, SHMS_ELAYOUT, SHMS_ELAYOUT, SHMS_OK, SHMS_EINVAL};
+    static const int removed[] = {SHMS_ENOSTORE, SHMS_ENOSTORE, SHMS_ESYS, SHMS_ENOSTORE, SHMS_EINVAL};
+    start("", 0);
+    for (int i = 0; i < CASES; i++) {
+        const char *other = i == NAME ? "a/b" : store_name("probe");
+        char path[300];
+        shms_probe p = {0};
+        snprintf(path, sizeof path, "/dev/shm/%s", other);
+        CHECK(i != PIPE || mkfifo(path, 0600) == 0);
+        CHECK(i != LINK || symlink(w->seg.path, path) == 0);
+        CHECK(i != OTHER || close(open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600)) == 0);
+        CHECK_EQ(probed[i], shms_probe_file(&p, other));
+        CHECK_EQ(removed[i], shms_segment_remove(other, p.device, p.inode + 1, p.size, 0));
+        CHECK_EQ(i == MISSING || i == NAME ? -1 : 0, unlink(path));
+    }
     end_both();
 }
 

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 
 #include "failing.h"
-#include "support.h"
+#include "inspections.h"
 
 int open(const char *path, int flags, ...) {
     va_list more;
@@ -62,19 +62,23 @@ ssize_t pwrite(int fd, const void *in, size_t size, off_t at) {
     REAL(pwrite, ssize_t, int, const void *, size_t, off_t);
     return fails(ENOSPC) ? -1 : real(fd, in, size, at);
 }
+int unlink(const char *path) {
+    REAL(unlink, int, const char *);
+    return fails(EACCES) ? -1 : real(path);
+}
 int fchmod(int fd, mode_t mode) {
     REAL(fchmod, int, int, mode_t);
     return fails(EPERM) ? -1 : real(fd, mode);
 }
 /* ---- each call of the system, in each call of ours ---- */
 
-static const char *name;
+static const char *name, *remains;
 static shms_writer *mine, *theirs;
 static shms_reader *reader;
 static shms_view *view;
 static uint8_t ref[SHMS_REF_SIZE];
 static const shms_options few = {
-    .capacity = 2 << 20, .n_readers = 1, .n_writers = 2, .max_objects = 8, .flags = SHMS_PREFAULT};
+    .capacity = 2 << 20, .n_readers = 1, .n_writers = 2, .max_objects = 8, .flags = SHMS_PREFAULT | SHMS_CHECKSUMS};
 
 static int create(void) { return shms_writer_create(&mine, name, &few); }
 static int join(void) { return shms_writer_join(&theirs, name, 1, NULL); }
@@ -92,9 +96,29 @@ static int let_go(void) {
     view = NULL;
     return SHMS_OK;
 }
-static int inspect(void) {
+static int ask(void) {
     uint64_t pid = shms_reader_pid(name, 0);
     return pid == 0 || pid == (uint64_t)getpid() ? SHMS_OK : SHMS_ECORRUPT;
+}
+static int inspect(void) {
+    shms_inspector *i;
+    int64_t rc = shms_inspector_open(&i, name);
+    if (rc)
+        return (int)rc;
+    for (int n = 0; n < INSPECTIONS && rc >= 0; n++)
+        rc = inspection(i, n);
+    shms_inspector_free(i);
+    return rc < 0 ? (int)rc : SHMS_OK;
+}
+/* Removes the file of a creator that died early. */
+static int discard(void) {
+    int64_t left = until_failure;
+    shms_probe p;
+    until_failure = -1;
+    close(shm_open(remains, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    until_failure = left;
+    int rc = shms_probe_file(&p, remains);
+    return rc ? rc : shms_segment_remove(remains, p.device, p.inode, p.size, 0);
 }
 static int protect(void) {
     static const uint8_t keys[] = {3, 0, 0, 0, 'k', 'e', 'y'};
@@ -120,9 +144,9 @@ static int leave(void) {
     theirs = NULL;
     return rc;
 }
-static int (*const calls[])(void) = {create, join,   attach,  put,     hit,   get,   let_go, get_privately,     let_go,
-                                     find,   let_go, inspect, protect, limit, clear, detach, put_all_that_fits, leave,
-                                     join};
+static int (*const calls[])(void) = {
+    create, join,    attach,  put,     hit,   get,   let_go, get_privately,     let_go, find, let_go,
+    ask,    inspect, discard, protect, limit, clear, detach, put_all_that_fits, leave,  join};
 
 static uint64_t lines_of(const char *path, const char *with) {
     char line[4096];
@@ -167,6 +191,7 @@ static bool fails_in(size_t at, int64_t nth) {
 
 TEST(a_call_in_which_a_system_call_fails_is_done_or_not_begun_and_leaks_nothing) {
     name = store_name("fails");
+    remains = store_name("remains");
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
         for (int64_t nth = 0; fails_in(c, nth); nth++)
             continue;

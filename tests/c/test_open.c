@@ -129,11 +129,15 @@ TEST(a_creator_leaves_its_name_to_the_process_that_removes_it) {
 TEST(an_unfinished_creation_that_goes_while_it_is_opened_is_no_store) {
     for (off_t size = 0; size <= 4096; size += 4096) {
         shms_reader *r;
-        const char *name = store_name("goes");
-        int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
-        CHECK(fd >= 0 && ftruncate(fd, size) == 0);
-        goes = name;
-        CHECK_EQ(SHMS_ENOSTORE, shms_reader_attach(&r, name, 0, NULL));
-        close(fd);
+        shms_writer *w;
+        for (int writes = 0; writes < 2; writes++) {
+            const char *name = store_name("goes");
+            int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+            CHECK(fd >= 0 && ftruncate(fd, size) == 0);
+            goes = name;
+            CHECK_EQ(SHMS_ENOSTORE,
+                     writes ? shms_writer_recover(&w, name, NULL) : shms_reader_attach(&r, name, 0, NULL));
+            close(fd);
+        }
     }
 }
