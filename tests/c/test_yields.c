@@ -154,3 +154,92 @@ TEST(deleted_objects_stay_until_the_protection_of_their_keys_ends) {
     CHECK_EQ(SHMS_OK, put_marked(w, "all", w->seg.layout.capacity - SHMS_ALIGN, 9, NULL));
     end();
 }
+
+/* ---- a close by another thread ---- */
+
+enum { ALL = 2000, PROTECTED = 300 };
+
+static shms_writer *joined, *closing;
+
+static pthread_t asker;
+
+static void *close_it(void *unused) {
+    CHECK_EQ(SHMS_OK, shms_writer_close(closing, SHMS_AS_IT_WAS));
+    return unused;
+}
+static void *ask(void *unused) {
+    while (shms_writer_has(closing, "none", 4) == 0)
+        ;
+    return unused;
+}
+
+static void stop_when_closed(const char *label) { CHECK(strcmp(label, visit) || !closing->closed); }
+
+/* At the first visit, two threads wait for the mutex: a call yields to the one, and the one that closes comes first. */
+static void close_at_once(const char *label) {
+    if (strcmp(label, visit))
+        return;
+    shms_step_hook = stop_when_closed;
+    CHECK(pthread_create(&other, NULL, close_it, NULL) == 0 && pthread_create(&asker, NULL, ask, NULL) == 0);
+    while (!atomic_load(&closing->returning) || !atomic_load(&closing->waiting))
+        sched_yield();
+}
+
+static int64_t clear_all(void) { return shms_writer_clear(closing, "", 0); }
+static int64_t end_all_leases(void) { return shms_writer_cancel_all(w) < ALL ? SHMS_ECLOSED : SHMS_OK; }
+static int64_t count_all(void) { return shms_writer_count(w); }
+static int64_t unprotect_all(void) {
+    uint32_t before = w->n_deleted_but_protected;
+    shms_batch_drop(w, &b);
+    return before == PROTECTED && w->n_deleted_but_protected ? SHMS_ECLOSED : SHMS_OK;
+}
+
+static void protect_all(void) {
+    static uint8_t keys[PROTECTED * 16];
+    uint64_t size = 0;
+    for (int i = 0; i < PROTECTED; i++) {
+        const char *key = key_of("k", (uint64_t)i);
+        uint32_t len = (uint32_t)strlen(key);
+        memcpy(keys + size, &len, 4);
+        memcpy(keys + size + 4, key, len);
+        size += 4 + len;
+    }
+    CHECK_EQ(SHMS_OK, shms_batch_protect(w, &b, keys, size));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
+}
+
+static void drop_all(void) { CHECK_EQ(SHMS_OK, shms_writer_clear(joined, "", 0)); }
+
+TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
+    static const struct {
+        const char *visit;
+        bool joined; /* the writer that closes */
+        void (*before)(void);
+        int64_t (*call)(void);
+    } cases[] = {{"D1", false, NULL, clear_all},
+                 {"D2", true, NULL, clear_all},
+                 {"C1", false, NULL, end_all_leases},
+                 {"D1", false, drop_all, count_all},
+                 {"W2", false, protect_all, unprotect_all}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        open_store("closes",
+                   (shms_options){.capacity = 2 * ALL * 128, .n_readers = 1, .max_objects = 2 * ALL, .n_writers = 2},
+                   0);
+        CHECK_EQ(SHMS_OK, shms_writer_join(&joined, name, 1, NULL));
+        for (uint64_t k = 0; k < ALL; k++)
+            CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", k), 1, 1, cases[i].call == end_all_leases ? ref : NULL));
+        if (cases[i].before)
+            cases[i].before();
+        visit = cases[i].visit;
+        closing = cases[i].joined ? joined : w;
+        shms_step_hook = close_at_once;
+        CHECK_EQ(SHMS_ECLOSED, cases[i].call());
+        CHECK(closing->closed);
+        shms_step_hook = NULL;
+        CHECK(pthread_join(other, NULL) == 0 && pthread_join(asker, NULL) == 0);
+        shms_writer_free(joined);
+        shms_writer_free(w);
+        CHECK_EQ(SHMS_OK, shms_writer_join(&w, name, 0, NULL));
+        end();
+    }
+}
