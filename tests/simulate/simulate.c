@@ -3,6 +3,8 @@
  *
  *     simulate SEED STEPS [MODE]     seeds from SEED on, of 20,000 steps each; MODE of weak.h for all of them
  *
+ * A step is one that an actor has made. Whatever ends a run says the seed, so that it can be replayed.
+ *
  * Each actor is a coroutine that uses the core as its processes do. At each labelled step (step.h), and with every other seed
  * also before each access to a shared word, the simulator decides who goes on, who dies there, and who is stopped for how
  * long. A dead actor leaves its words as they are and loses its locks, as the kernel takes them; its successor starts at
@@ -16,6 +18,7 @@
  * are never early.
  */
 #include <inttypes.h>
+#include <sys/time.h>
 #include <ucontext.h>
 
 #include "inspect/inspect.h"
@@ -28,6 +31,7 @@
 
 enum { UNIT = SHMS_ALIGN, UNITS = 24, WRITERS = 2, RANKS = 3, ACTORS = WRITERS + RANKS, FINDER = RANKS - 1 };
 enum { KEYS = 10, VIEWS = 4, PROMISES = 64, STACK = 1 << 18, LONGEST = 200000, OPEN = 4 * ACTORS };
+enum { STEPS_A_SEED = 20000, SILENT = 5 /* seconds of the processor without a step */ };
 
 /* What a writer has handed out, and the ranks that may count on it: bit r. */
 typedef struct promise {
@@ -57,7 +61,7 @@ static actor actors[ACTORS];
 static uint64_t retired[WRITERS][RANKS]; /* at which step an arena's writer retired the rank, or 0 */
 static int current;
 static ucontext_t scheduler;
-static uint64_t seed, now, serial;
+static uint64_t seed, of_seed, now, serial; /* the state of the random numbers, and the seed that it began with */
 static bool at_each_access;
 static uint64_t units, keys; /* of an arena, and that there are in this seed's run: a small store is contested more */
 static uint32_t slots;
@@ -114,11 +118,35 @@ ssize_t getrandom(void *out, size_t size, unsigned flags) {
     return (ssize_t)size;
 }
 
+static void say(void) {
+    fprintf(stderr, "\nseed %" PRIu64 ", moment %" PRIu64 ", after %" PRIu64 " steps, actor %d: ", of_seed, now,
+            counted.steps, current);
+}
 static _Noreturn void fail(const char *what, uint64_t expected, uint64_t found) {
-    fprintf(stderr, "step %" PRIu64 ", actor %d: %s: expected %" PRIu64 ", got %" PRIu64 "\n", now, current, what,
-            expected, found);
+    say();
+    fprintf(stderr, "%s: expected %" PRIu64 ", got %" PRIu64 "\n", what, expected, found);
     store_names_left();
-    abort();
+    _exit(1);
+}
+/* A signal that kills, or no step for long. */
+static void on_signal(int signal) {
+    static uint64_t before = UINT64_MAX;
+    if (signal == SIGPROF && before != counted.steps) {
+        before = counted.steps;
+        return;
+    }
+    say();
+    fprintf(stderr, "%s\n", signal == SIGPROF ? "no step for seconds" : strsignal(signal));
+    store_names_left();
+    _exit(128 + signal);
+}
+static void watch(void) {
+    static char stack[1 << 16]; /* an actor's may be what has run out */
+    struct itimerval often = {{SILENT, 0}, {SILENT, 0}};
+    sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof stack}, NULL);
+    for (int i = 0, fatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGINT, SIGTERM, SIGPROF}; i < 8; i++)
+        sigaction(fatal[i], &(struct sigaction){.sa_handler = on_signal, .sa_flags = SA_ONSTACK | SA_RESTART}, NULL);
+    setitimer(ITIMER_PROF, &often, NULL);
 }
 #define MUST(what, expected, found)                                                                                    \
     do {                                                                                                               \
@@ -427,14 +455,7 @@ static void die(int number) {
             shms_segment_close(opened[i].seg);
             opened[i].seg = NULL;
         }
-    for (int i = 0; i < VIEWS; i++)
-        free(a->views[i]);
-    if (a->w) {
-        free(a->w->kinds.next);
-        free(a->w->memory);
-        free(a->w);
-    }
-    free(a->r);
+    weak_free_all_of(number);
 }
 
 static void go_on(int number) {
@@ -455,7 +476,7 @@ static void go_on(int number) {
 
 static void schedule(uint64_t steps) {
     int last = 0;
-    for (uint64_t end = now + steps; now < end;) {
+    for (uint64_t end = counted.steps + steps; counted.steps < end;) {
         int next = one_of(3) ? last : (int)one_of(ACTORS); /* runs of steps reach deeper than single ones */
         actor *a = &actors[next];
         if (!a->lives) {
@@ -533,6 +554,7 @@ static void end_all(void) {
 }
 
 static void run(uint64_t of, uint64_t steps, int mode) {
+    of_seed = of;
     seed = of * UINT64_C(0x9e3779b97f4a7c15) + 1;
     ending = false;
     now = 0;
@@ -564,14 +586,14 @@ static void run(uint64_t of, uint64_t steps, int mode) {
 int main(int argc, char **argv) {
     uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     uint64_t steps = argc > 2 ? strtoull(argv[2], NULL, 10) : 1000000;
-    const uint64_t each = 20000;
     int mode = argc > 3 ? atoi(argv[3]) : -1;
     name = store_name("simulate");
     uint64_t s = first;
-    for (uint64_t done = 0; done < steps; done += each, s++) {
+    watch();
+    for (; counted.steps < steps; s++) {
         if (isatty(STDERR_FILENO))
             fprintf(stderr, "\rseed %" PRIu64, s);
-        run(s, each, mode);
+        run(s, steps - counted.steps < STEPS_A_SEED ? steps - counted.steps : STEPS_A_SEED, mode);
     }
     fprintf(stderr, "\n");
     printf("seeds %" PRIu64 " to %" PRIu64 ": %" PRIu64 " steps, %" PRIu64 " calls, %" PRIu64 " deaths, %" PRIu64

@@ -1,4 +1,4 @@
-/* weak.c - the store buffers of the actors. */
+/* weak.c - the store buffers of the actors, and their memory. */
 #define WEAK_C
 #include "weak.h"
 
@@ -10,6 +10,13 @@ typedef struct delayed {
     uint64_t before, value;
     bool release, seq_cst;
 } delayed;
+
+/* Before each piece of memory; in a ring with the others of its actor. */
+typedef struct block {
+    struct block *next, *before;
+    size_t size;
+    max_align_t memory[];
+} block;
 
 static struct {
     delayed of[ROOM];
@@ -168,4 +175,41 @@ void weak_let_out(int actor, uint64_t chance) {
     buffers[actor].n--;
     memmove(&buffers[actor].of[number], &buffers[actor].of[number + 1],
             (size_t)(buffers[actor].n - number) * sizeof(delayed));
+}
+
+static block *ring_of(int actor) {
+    static block rings[ACTORS + 1];
+    block *ring = &rings[actor + 1];
+    if (!ring->next)
+        ring->next = ring->before = ring;
+    return ring;
+}
+static block *block_of(void *memory) { return (block *)((char *)memory - offsetof(block, memory)); }
+
+void *weak_allocate(void *before, size_t size) {
+    block *ring = ring_of(running), *made = calloc(1, sizeof *made + size);
+    if (!made)
+        abort();
+    *made = (block){ring->next, ring, size};
+    ring->next = ring->next->before = made;
+    if (before) {
+        size_t was = block_of(before)->size;
+        memcpy(made->memory, before, was < size ? was : size);
+        weak_free(before);
+    }
+    return made->memory;
+}
+
+void weak_free(void *memory) {
+    if (!memory)
+        return;
+    block *b = block_of(memory);
+    b->next->before = b->before;
+    b->before->next = b->next;
+    free(b);
+}
+
+void weak_free_all_of(int actor) {
+    for (block *ring = ring_of(actor); ring->next != ring;)
+        weak_free(ring->next->memory);
 }

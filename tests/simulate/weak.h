@@ -8,6 +8,8 @@
  *
  * The actor sees its own stores: they are in memory while it runs, and are taken back when it leaves (weak_out). That
  * is right because each shared word has one writing process. Loads are neither early nor late.
+ *
+ * What an actor has allocated is freed when it dies.
  */
 #ifndef SHMS_TEST_WEAK_H
 #define SHMS_TEST_WEAK_H
@@ -32,6 +34,8 @@ bool weak_swap(volatile void *at, size_t size, void *expected, uint64_t value, m
 void weak_fence(memory_order order);
 void *weak_copy(void *to, const void *from, size_t size);
 void weak_empty(void); /* lets out all of the actor that runs */
+void *weak_allocate(void *before, size_t size); /* as realloc, but new bytes are 0 */
+void weak_free(void *memory);
 
 /* What the simulator calls. */
 void weak_begin(enum weak_mode mode, uint64_t of);
@@ -39,6 +43,7 @@ void weak_in(int actor);
 void weak_out(void);
 void weak_empty_of(int actor); /* which does not run */
 void weak_let_out(int actor, uint64_t chance); /* perhaps one store */
+void weak_free_all_of(int actor);
 
 /* What the simulator has for it. */
 bool in_segment(const volatile void *at);
@@ -72,7 +77,11 @@ bool refused(int error); /* by the system: the call is not made */
 #define mprotect(...) (weak_empty(), refused(ENOMEM) ? -1 : mprotect(__VA_ARGS__))
 #define mmap(...) (refused(ENOMEM) ? MAP_FAILED : mmap(__VA_ARGS__))
 #define open(...) (refused(EMFILE) ? -1 : open(__VA_ARGS__))
-#define calloc(...) (refused(ENOMEM) ? NULL : calloc(__VA_ARGS__))
+#define malloc(size) weak_allocate(NULL, size)
+#define calloc(n, size) (refused(ENOMEM) ? NULL : weak_allocate(NULL, (n) * (size)))
+#define realloc(memory, size) weak_allocate(memory, size)
+#define aligned_alloc(alignment, size) weak_allocate(NULL, size) /* tests align more than they need */
+#define free(memory) weak_free(memory)
 #endif
 
 #endif
