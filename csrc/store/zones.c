@@ -160,14 +160,16 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
         }
         if (!cut && accept_run(q, start, here + run->lead - start))
             return 1;
-        if (!cut && run->longest > q->longest)
-            q->longest = run->longest;
         if (cut || run->longest >= q->span) {
             if (search_zone(z, zone, cut ? from : here + run->lead, q, &start))
                 return 1;
+            if (!cut && q->best == UINT64_MAX) /* a rank has pinned it since */
+                survey(z, zone, budget);
         } else {
             start = end - run->trail;
         }
+        if (!cut && run->longest > q->longest)
+            q->longest = run->longest;
     }
     uint64_t end = zone_end(z, last);
     return (end > start && accept_run(q, start, end - start)) || q->best != UINT64_MAX;

@@ -105,6 +105,23 @@ TEST(a_refusal_reports_reclaimable_bytes_and_their_longest_stretch) {
     end();
 }
 
+/* Found by the simulator: a rank that pins makes no zone stale. */
+TEST(a_refusal_after_a_pin_says_less_than_was_refused) {
+    shms_view *v;
+    begin(4, 8);
+    for (int i = 1; i < 3; i++)
+        for (int r = 0; r < 2; r++)
+            CHECK_EQ(1, shms_reader_release(readers[r], refs[i]));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 3 * 128 - 64, 1, NULL));
+    CHECK_EQ(2 * 128, w->refusal.longest);
+    CHECK_EQ(SHMS_OK, shms_reader_find(readers[0], "k1", 2, ref, &v));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 2 * 128 - 64, 1, NULL));
+    CHECK_EQ(128, w->refusal.longest);
+    CHECK_EQ(128, w->refusal.reclaimable);
+    shms_view_release(v);
+    end();
+}
+
 static shms_view *passing;
 
 /* A reader that is alive whenever the writer probes it, and that has detached after the probe. */

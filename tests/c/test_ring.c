@@ -117,6 +117,7 @@ static bool find(uint64_t from, uint64_t to, uint64_t span, enum shms_level leve
     if (rc == 0) {
         CHECK(longest(from, to, level) < span);
         CHECK(seen >= longest(from, to, level)); /* an object that is held by now may have been free */
+        CHECK(seen < span);
     }
     return rc;
 }
