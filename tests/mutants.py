@@ -1,11 +1,12 @@
-"""Change lines of the C core, one at a time, and see what notices: python -m tests.mutants [--count N | --orders].
+"""Change lines of the C core, one at a time, and see what notices: python -m tests.mutants [--simulate] [--orders].
 
 A comparison or a condition is turned round, a number is changed, a statement is left out. The tests of C that run the
 line see each mutant, the fastest first. What they do not notice is printed: a line that no test needs, or a change that
 changes nothing. Lines that no test runs are not changed: `make -C tests/c coverage`, which this needs, lists them.
 
-With --simulate, the simulator gets each mutant of the store, too. With --orders, it alone gets each memory order of the
-store made weaker. What it does not notice is for load order, for what it does not do, or stronger than it must be.
+With --simulate, the simulator gets mutants of the lines of the store that it runs, and says after how many steps it has
+noticed. With --orders, it gets each memory order of the store made weaker. What it does not notice is for load order,
+for what it does not do, or stronger than it must be.
 """
 
 import argparse
@@ -16,13 +17,14 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.c.coverage import ran
+from tests.c.coverage import ran, read
 from tests.simulate.__main__ import FLAGS, build, compiled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,10 +134,17 @@ class Tree:
             for source, code in built.items():
                 source.with_suffix(".o").write_bytes(code)
 
-    def fails(self, test: str, timeout: float, *arguments: object) -> str:
+    def simulated(self, *arguments: object) -> str:
+        """Return how the simulator of this tree fails, or nothing. It takes no time-out: it watches itself."""
+        command = [str(build(self.root)), *map(str, arguments)]
+        result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+        steps = re.findall(r"after (\d+) steps.*", result.stderr)
+        return f"simulator after {int(steps[-1]):,} steps" if steps else "simulator" if result.returncode else ""
+
+    def fails(self, test: str, timeout: float) -> str:
         """Return how a program of this tree fails, or nothing."""
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        command = [str(self.root / test), *map(str, arguments)]
+        command = [str(self.root / test)]
         process = subprocess.Popen(command, start_new_session=True, **quiet)  # type: ignore[call-overload]
         try:
             return f"ends with status {status}" if (status := process.wait(timeout)) else ""
@@ -150,53 +159,73 @@ class Tree:
                     left.unlink(missing_ok=True)
 
 
+def simulator_ran(steps: int) -> set[tuple[str, int]]:
+    """Return the lines of the store that the simulator runs."""
+    program = build(ROOT, "--coverage")
+    for counts in program.parent.glob("*.gcda"):
+        counts.unlink()
+    subprocess.run([program, "1", str(steps)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    lines, _ = read(program.parent, "*.gcda")
+    return {line for line, count in lines.items() if count and line[0].startswith("csrc/store/")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--files", default="*/*.[ch]", help="of csrc")
-    parser.add_argument("--simulate", type=float, default=0, help="seconds")
     parser.add_argument("--longest", type=float, default=1000, help="seconds that a test may take to be run at all")
+    parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--orders", action="store_true")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="of the simulator, for each mutant")
     chosen = parser.parse_args()
+    simulate = chosen.simulate or chosen.orders
     files = [path.relative_to(ROOT) for path in (ROOT / "csrc").glob(chosen.files)]
     found = changes(files, ORDERS if chosen.orders else CHANGES)
     tests: dict[tuple[str, int], list[str]] = defaultdict(list)
-    if not chosen.orders:
-        for test, lines in ran().items():
+    if chosen.orders:
+        found = [change for change in found if change[0].parts[1] == "store"]
+    else:
+        say("looks which lines are run")
+        for test, lines in {"": simulator_ran(chosen.steps)}.items() if simulate else ran().items():
             for at in lines:
                 tests[at].append(test)
         found = [change for change in found if (str(change[0]), change[1]) in tests]
         random.Random(chosen.seed).shuffle(found)
         found = found[: chosen.count]
-    seconds = chosen.simulate or (60 if chosen.orders else 0)
     noticed: Counter[tuple[Path, str]] = Counter()
     by: dict[str, Counter[str]] = defaultdict(Counter)
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(Path(folder))
-        if not chosen.orders:
+        say("builds the simulator" if simulate else "builds the tests, and runs each once")
+        if simulate:
+            build(tree.root)
+        else:
             tree.build_tests(chosen.longest)
+        say(f"changes {len(found)} lines")
         for path, number, line in found:
-            notices = []
             try:
                 with tree.changed(path, number, line):
-                    able = [test for test in tests[str(path), number] if test in tree.times]
-                    able.sort(key=lambda test: (-noticed[path, test], tree.times[test]))
-                    first = next((test for test in able if tree.fails(test, 10 + 5 * tree.times[test])), None)
-                    if first:
-                        noticed[path, first] += 1
-                        notices.append(first)
-                    if seconds and path.parts[1] == "store":
-                        program = build(tree.root).relative_to(tree.root)
-                        how = tree.fails(str(program), seconds, chosen.seed, 10**9, *[WEAK] * chosen.orders)
-                        notices += ["simulator"] if how != "takes too long" else []
+                    if simulate:
+                        notices = tree.simulated(chosen.seed, chosen.steps, *[WEAK] * chosen.orders)
+                    else:
+                        able = [test for test in tests[str(path), number] if test in tree.times]
+                        able.sort(key=lambda test: (-noticed[path, test], tree.times[test]))
+                        notices = next((test for test in able if tree.fails(test, 10 + 5 * tree.times[test])), "")
+                        noticed[path, notices] += 1
             except subprocess.CalledProcessError:
-                notices = ["compiler"]
-            by[str(path.parent)]["+".join("tests" if n.startswith("test_") else n for n in notices) or "nothing"] += 1
+                notices = "compiler"
+            by[str(path.parent)][
+                "tests" if notices.startswith("test_") else notices.partition(" ")[0] or "nothing"
+            ] += 1
             was = (tree.root / path).read_text().splitlines()[number - 1].strip()
-            print(f"{', '.join(notices) or 'NOTHING'}: {path}:{number}: {was}  ->  {line.strip()}", flush=True)
+            print(f"{notices or 'NOTHING'}: {path}:{number}: {was}  ->  {line.strip()}", flush=True)
     for part, count in sorted(by.items()):
         print(f"{part}: {dict(count)}")
+
+
+def say(phase: str) -> None:
+    print(f"mutants: {phase}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

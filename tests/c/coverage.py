@@ -29,11 +29,11 @@ def run(test: Path) -> Path:
     return counts
 
 
-def read(counts: Path) -> tuple[dict[Line, int], dict[tuple[Line, int], int]]:
+def read(counts: Path, where: str = "core/*/*.gcda") -> tuple[dict[Line, int], dict[tuple[Line, int], int]]:
     """Return how often each line of the core ran, and each branch: the nth of its line."""
     lines: dict[Line, int] = defaultdict(int)
     branches: dict[tuple[Line, int], int] = defaultdict(int)
-    data = sorted(counts.glob("core/*/*.gcda"))
+    data = sorted(counts.glob(where))
     out = subprocess.run(["gcov", "-j", "-t", "-b", *data], check=True, capture_output=True, cwd=HERE).stdout
     for one in out.splitlines():
         for file in json.loads(one)["files"]:

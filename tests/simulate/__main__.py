@@ -12,9 +12,9 @@ INCLUDED = ("reader.c", "descriptors.c")
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-DSHMS_STEPS", "-w"]
 
 
-def build(root: Path) -> Path:
+def build(root: Path, *more: str) -> Path:
     """Compile what has changed of the simulator of a tree; CalledProcessError if it does not compile."""
-    out, tests = root / "build" / "simulate", root / "tests"
+    out, tests = root / "build" / "".join(["simulate", *more]), root / "tests"
     out.mkdir(parents=True, exist_ok=True)
     own = sorted((tests / "simulate").glob("*.c"))
     core = [path for path in (root / "csrc").glob("*/*.c") if path.name not in INCLUDED]
@@ -29,8 +29,8 @@ def build(root: Path) -> Path:
         if source.stem != "weak":
             options += ["-include", str(tests / "simulate/weak.h")]
         include = [f"-I{root / 'csrc'}", f"-I{tests / 'c'}"]
-        compiled(*FLAGS, *options, *include, "-c", "-o", made, source)
-    compiled("-pthread", "-o", out / "simulate", *objects)
+        compiled(*FLAGS, *more, *options, *include, "-c", "-o", made, source)
+    compiled("-pthread", *more, "-o", out / "simulate", *objects)
     return out / "simulate"
 
 
