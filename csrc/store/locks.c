@@ -8,13 +8,15 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "file.h"
+#include "step.h"
 
-/* how long a writer that joins waits for one that closes, and for processes that write for a dead one; these take some
- * microseconds or milliseconds, unless they are stopped */
+/* How long who asks for a lock waits for one that closes, for what a dead process leaves (comes_free), and a writer for
+ * processes that write for a dead one. All take some microseconds or milliseconds, unless they are stopped. */
 #define TURNS 1000
 #define TURN_NS 1000000
 
@@ -71,11 +73,29 @@ int shms_segment_lock(shms_segment *seg, int role) {
     return rc;
 }
 
-/* Was the lock refused for a writer that closes (shms_segment_unlink_last)? Then it is free by now or in a moment, or the
- * name has gone. */
-static bool is_closing(const shms_segment *seg, int w) {
-    struct flock fl = role_byte(SHMS_ROLE_OF_WRITER(w));
-    return fcntl(seg->fd, F_OFD_GETLK, &fl) == 0 && fl.l_type != F_WRLCK;
+/* Is a lock that was refused free by now or in a moment? It is a closing writer's (shms_segment_unlink_last), or a dead
+ * process's: whoever reads its mappings (/proc/PID/smaps, the kernel that reclaims them) keeps them until then. A process
+ * of another PID namespace seems dead, too, so this is no more than a reason to ask again. */
+static bool comes_free(const shms_segment *seg, int role) {
+    struct flock fl = role_byte(role);
+    const shms_word *pid = role >= 0 ? &shms_segment_reader(seg, (uint32_t)role)->pid
+                                     : &shms_segment_writer(seg, (uint32_t)(SHMS_ROLE_WRITER - role))->pid;
+    if (role < 0 && fcntl(seg->fd, F_OFD_GETLK, &fl) == 0 && fl.l_type != F_WRLCK)
+        return true;
+    return kill((pid_t)atomic_load_explicit(pid, memory_order_relaxed), 0) && errno == ESRCH;
+}
+static void wait_a_turn(void) {
+    SHMS_LOOK("lock");
+    nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
+}
+
+int shms_segment_take_rank(shms_segment *seg, uint32_t rank, bool at_once) {
+    int rc = shms_segment_lock(seg, (int)rank);
+    for (int turn = 0; rc == SHMS_ERANKINUSE && !at_once && turn < TURNS && comes_free(seg, (int)rank); turn++) {
+        wait_a_turn();
+        rc = shms_segment_lock(seg, (int)rank);
+    }
+    return rc;
 }
 
 static bool held(const shms_segment *seg, struct flock fl) {
@@ -94,11 +114,11 @@ int shms_segment_take(shms_segment *seg, int arena, uint64_t without) {
     if (from < 0 || to > (int)seg->layout.n_writers)
         return SHMS_EINVAL;
     int rc = SHMS_EWRITERACTIVE;
-    bool closing = true;
-    for (int turn = 0; rc == SHMS_EWRITERACTIVE && closing && turn < TURNS; turn++) {
+    bool again = true;
+    for (int turn = 0; rc == SHMS_EWRITERACTIVE && again && turn < TURNS; turn++) {
         if (turn)
-            nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
-        closing = false;
+            wait_a_turn();
+        again = false;
         for (int w = from; w < to && rc == SHMS_EWRITERACTIVE; w++) {
             if (without >> w & 1)
                 continue;
@@ -110,7 +130,7 @@ int shms_segment_take(shms_segment *seg, int arena, uint64_t without) {
                 shms_forks_go_on();
                 rc = SHMS_EWRITERACTIVE;
             }
-            closing |= is_closing(seg, w);
+            again |= comes_free(seg, SHMS_ROLE_OF_WRITER(w));
         }
     }
     return rc;

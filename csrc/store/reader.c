@@ -30,9 +30,9 @@ struct shms_reader {
     _Atomic uint64_t refs;
 };
 
-static int take_rank(struct shms_reader *r) {
+static int take_rank(struct shms_reader *r, bool at_once) {
     SHMS_STEP("A1");
-    int rc = shms_segment_lock(&r->seg, (int)r->rank);
+    int rc = shms_segment_take_rank(&r->seg, r->rank, at_once);
     if (rc)
         return rc;
     r->table = shms_segment_reader(&r->seg, r->rank);
@@ -54,7 +54,8 @@ int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const
     r->rank = rank;
     r->finds = expected && expected->finds;
     int rc = shms_segment_open(&r->seg, name, (int)rank, expected);
-    if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r))))
+    if (rc == SHMS_OK &&
+        ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r, expected && expected->at_once))))
         shms_segment_close(&r->seg);
     if (rc) {
         free(r);
@@ -73,7 +74,7 @@ int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint3
     r->rank = rank;
     int rc = shms_segment_borrow(&r->seg, of);
     if (rc == SHMS_OK)
-        rc = take_rank(r);
+        rc = take_rank(r, true);
     atomic_store(&r->refs, 1);
     *out = r;
     return rc;

@@ -101,6 +101,8 @@ int shms_segment_borrow(shms_segment *seg, const shms_segment *of);
 /* Takes the role's lock. SHMS_EWRITERACTIVE or SHMS_ERANKINUSE if a process holds it. SHMS_ENOSTORE if the name no
  * longer names this segment. */
 int shms_segment_lock(shms_segment *seg, int role);
+/* The same for a rank. Unless `at_once`, it waits up to a second for the lock of a process that has ended. */
+int shms_segment_take_rank(shms_segment *seg, uint32_t rank, bool at_once);
 /* Takes the lock of an arena, or of the first that is free (SHMS_ANY_ARENA), and makes the arena writable. Passes by the
  * arenas whose bits are set in `without`. */
 int shms_segment_take(shms_segment *seg, int arena, uint64_t without);

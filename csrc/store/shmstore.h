@@ -137,6 +137,8 @@ typedef struct shms_expected {
     uint32_t n_readers; /* 0: any number */
     uint32_t end_leases; /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
     uint32_t finds; /* 1: the reader only finds, so no lease waits for it */
+    uint32_t
+        at_once; /* 1: the rank of a process that has just ended may still be in use; 0: wait for it, a second at most */
     const shms_options *options; /* those it was created with, but for flags of the call; NULL: any */
     uint64_t *needed; /* out, or NULL: the bytes to reserve, after SHMS_ENOSPC */
     uint64_t reserved[4]; /* 0 */

@@ -185,8 +185,9 @@ def _expected(
     options: Any = ffi.NULL,
     end_leases: bool = False,
     finds: bool = False,
+    at_once: bool = False,
 ) -> Any:
-    return _new("shms_expected *", (store_id, allow_uid, n_readers, end_leases, finds, options))
+    return _new("shms_expected *", (store_id, allow_uid, n_readers, end_leases, finds, at_once, options))
 
 
 class Watch:
@@ -469,11 +470,21 @@ class Reader:
 
     @classmethod
     def attach(
-        cls, name: str, rank: int, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID, finds: bool = False
+        cls,
+        name: str,
+        rank: int,
+        store_id: int,
+        n_readers: int = 0,
+        allow_uid: int = OWN_UID,
+        finds: bool = False,
+        at_once: bool = False,
     ) -> Self:
-        """Attach as `rank`, if it is as expected; see `Writer.recover`. No lease expects a rank that only `finds`."""
+        """Attach as `rank`, if it is as expected; see `Writer.recover`. No lease expects a rank that only `finds`.
+
+        Waits up to a second for the rank of a process that has ended, unless `at_once`.
+        """
         box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
-        expected = _expected(store_id, n_readers, allow_uid, finds=finds)
+        expected = _expected(store_id, n_readers, allow_uid, finds=finds, at_once=at_once)
         require(lib.shms_reader_attach(box, os.fsencode(name), rank, expected))
         return cls(box)
 

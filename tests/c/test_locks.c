@@ -76,6 +76,68 @@ static void no_child_keeps_the_lock_of_a_dead_parent(bool bare) {
     close(waiting[0]), close(waiting[1]), close(living[0]); /* the child ends */
 }
 
+static int ends[2];
+
+static void let_it_end(const char *label) {
+    if (strcmp(label, "lock") == 0)
+        close(ends[1]), shms_step_hook = NULL;
+}
+
+/* A process that keeps the lock of another, as the kernel does while someone reads a dead process's mappings. */
+static pid_t leaver(const char *name, int role, pid_t dead) {
+    int taken[2];
+    char byte;
+    CHECK(pipe(ends) == 0 && pipe(taken) == 0);
+    pid_t pid = fork_child();
+    if (pid == 0) {
+        shms_segment seg;
+        close(ends[1]);
+        CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, role, NULL));
+        if (role >= 0) {
+            CHECK_EQ(SHMS_OK, shms_segment_lock(&seg, role));
+            shms_set(&shms_segment_reader(&seg, (uint32_t)role)->pid, (uint64_t)dead);
+        } else {
+            CHECK_EQ(SHMS_OK, shms_segment_take(&seg, 0, 0));
+            shms_set(&seg.writer->pid, (uint64_t)dead);
+        }
+        CHECK(write(taken[1], "x", 1) == 1);
+        _exit((int)read(ends[0], &byte, 1));
+    }
+    CHECK(read(taken[0], &byte, 1) == 1);
+    close(taken[0]), close(taken[1]), close(ends[0]);
+    return pid;
+}
+
+static void what_a_dead_process_leaves_is_waited_for(int role) {
+    const char *name = store_name("leaves");
+    shms_segment seg;
+    open_writer(&seg, name);
+    shms_segment_close(&seg);
+    pid_t dead = fork_child();
+    if (dead == 0)
+        _exit(0);
+    CHECK(reap(dead) == 0);
+    CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, role, NULL));
+    pid_t alive = leaver(name, role, getpid());
+    CHECK(role >= 0 ? shms_segment_take_rank(&seg, 0, false) == SHMS_ERANKINUSE
+                    : shms_segment_take(&seg, 0, 0) == SHMS_EWRITERACTIVE);
+    close(ends[1]);
+    CHECK_EQ(0, reap(alive));
+    pid_t left = leaver(name, role, dead);
+    if (role >= 0)
+        CHECK_EQ(SHMS_ERANKINUSE, shms_segment_take_rank(&seg, 0, true));
+    shms_step_hook = let_it_end;
+    CHECK_EQ(SHMS_OK, role >= 0 ? shms_segment_take_rank(&seg, 0, false) : shms_segment_take(&seg, 0, 0));
+    CHECK_EQ(0, reap(left));
+    shms_segment_unlink(&seg);
+    shms_segment_close(&seg);
+}
+
+TEST(the_lock_of_a_process_that_has_ended_is_waited_for) {
+    what_a_dead_process_leaves_is_waited_for(0);
+    what_a_dead_process_leaves_is_waited_for(SHMS_ROLE_WRITER);
+}
+
 static _Atomic int done;
 
 static void *lock_and_unlock(void *name) {

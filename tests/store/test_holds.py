@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from shmstore import (
     StaleRefError,
     StoreClosedError,
 )
+from shmstore.bindings import store as native
 from tests.support import Stores, in_child, is_held, raises
 
 KIB = 1 << 10
@@ -175,6 +177,24 @@ def test_rank_none_is_the_first_free_one(stores: Stores, writer: ObjectStoreWrit
     first.close()
     with second, ObjectStoreReader.attach(where, None) as again:
         assert [0, 1] == [again.rank, second.rank]
+
+
+def test_rank_none_waits_for_one_of_an_ended_process_when_all_are_in_use(
+    writer: ObjectStoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, bool]] = []
+    attach = native.Reader.attach
+
+    def in_use_at_once(place: str, number: int, *rest: Any) -> Any:
+        asked.append((number, rest[-1]))
+        if rest[-1] and number < 2:
+            raise RankInUseError("its process ends")
+        return attach(place, number, *rest)
+
+    monkeypatch.setattr(native.Reader, "attach", in_use_at_once)
+    with ObjectStoreReader.attach(writer.handle, None) as reader:
+        assert 0 == reader.rank
+    assert [(0, True), (1, True), (2, True), (0, False)] == asked
 
 
 def test_a_key_that_is_too_long_is_hashed(writer: ObjectStoreWriter, readers: list[ObjectStoreReader]) -> None:
