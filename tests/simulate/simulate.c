@@ -968,14 +968,13 @@ static void end_all(void) {
                 MUST("valid for a rank", 1, shms_reader_validate(self()->r, promises[i].ref));
                 take_promise(self(), &promises[i], 1u << r);
             }
-    all_know_what_is_held();
-    for (int r = 0; r < RANKS; r++)
-        for (int i = 0; i < VIEWS; i++)
-            shms_view_release(actors[WRITERS + r].views[i]);
     for (int a = 0; a < WRITERS; a++) {
         shms_writer_cancel_all(actors[a].w);
         all_know_what_is_held();
     }
+    for (int r = 0; r < RANKS; r++)
+        for (int i = 0; i < VIEWS; i++)
+            shms_view_release(actors[WRITERS + r].views[i]);
     nothing_is_held();
     for (int a = 0; a < WRITERS; a++) { /* while all ranks live */
         shms_writer *w = actors[a].w;
