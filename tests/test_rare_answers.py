@@ -111,6 +111,16 @@ def test_a_worker_with_a_wrong_policy_leaves_its_rank_free() -> None:
         ObjectStoreReader.attach(sender.handle).close()
 
 
+def test_a_call_with_what_it_does_not_know_is_refused(stores: Stores) -> None:
+    writer = stores.create()
+    with pytest.raises(ValueError, match="factor"):
+        writer.stats().hit_ratio_at(3)
+    with pytest.raises(TypeError, match="not one key"), writer.protect("a"):
+        pass
+    with pytest.raises(TypeError, match="attribute 'sie'"):
+        NestingError(sie=3)
+
+
 def test_a_store_beyond_what_a_reference_addresses_is_refused() -> None:
     with pytest.raises(ValueError, match="more than a reference can address"):
         ObjectStoreWriter.create(capacity=1 << 46, n_readers=1, n_writers=64)

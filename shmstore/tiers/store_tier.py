@@ -125,8 +125,7 @@ class StoreTier:
         with self._lock:
             self._last_removal = self._next_moment()
             self._removed.update(dict.fromkeys(names, self._last_removal))
-        if names:
-            self._write_behind.wake()
+        self._write_behind.wake()
 
     def clear(self) -> None:
         """Fetch nothing that was published before, by any host; the same holds for all writers of the store.

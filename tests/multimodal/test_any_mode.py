@@ -127,7 +127,8 @@ def test_a_worker_that_gives_back_its_part_leaves_the_others_theirs() -> None:
             assert [item(8), item(9)] == second.get_and_update(refs, ["a", "b"])
             fresh = [sender.get_and_update_item(None, "a")[0]]
             assert isinstance(fresh[0], ObjectRef)
-            forged = ObjectRef(fresh[0].to_bytes()[:-1] + b"\0")
+            packed = fresh[0].to_bytes()
+            forged = ObjectRef(packed[:-1] + bytes([packed[-1] ^ 1]))
             with pytest.raises(StaleRefError):
                 first.release([forged, *fresh])
             assert 0 == first.release(fresh), "those after it were given back"

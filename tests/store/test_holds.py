@@ -83,6 +83,7 @@ def test_a_leased_reference_ends_once_whether_sent_or_not(writer: ObjectStoreWri
         if send:
             leased.sent()
         assert [True, False] == [leased.end(), leased.end()]
+        leased.sent()
     with writer.hold(writer.get_cached("a")) as leased:
         leased.sent()
         assert 1 == open_leases(writer)
