@@ -235,8 +235,8 @@ TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
         shms_step_hook = close_at_once;
         CHECK_EQ(SHMS_ECLOSED, cases[i].call());
         CHECK(closing->closed);
-        shms_step_hook = NULL;
         CHECK(pthread_join(other, NULL) == 0 && pthread_join(asker, NULL) == 0);
+        shms_step_hook = NULL;
         shms_writer_free(joined);
         shms_writer_free(w);
         CHECK_EQ(SHMS_OK, shms_writer_join(&w, name, 0, NULL));
