@@ -18,7 +18,7 @@ int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, 
     const shms_slot *s = shms_segment_slot(seg, slot);
     int owner = SHMS_ROLE_OF_WRITER(shms_arena_of(&seg->layout, slot));
     uint64_t start = 0;
-    bool orphan = false;
+    bool orphan = false, late = false; /* in either case it looks once more: the owner may have decided meanwhile */
     for (uint32_t turn = 0;; turn++) {
         SHMS_STEP("R2c");
         uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
@@ -26,8 +26,8 @@ int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, 
             return SHMS_ESTALE;
         if (state != SHMS_EVICTING)
             return state == SHMS_LIVE ? SHMS_OK : SHMS_ESTALE;
-        if (orphan)
-            return SHMS_OK;
+        if (orphan || late)
+            return orphan ? SHMS_OK : SHMS_EBUSY;
         if (turn < TURNS)
             continue;
         SHMS_STEP("R2p"); /* pairs with the writer's death */
@@ -39,8 +39,7 @@ int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, 
         uint64_t now = shms_clock_ns(CLOCK_MONOTONIC);
         if (start == 0)
             start = now;
-        else if (now - start > PATIENCE_NS)
-            return SHMS_EBUSY;
+        late = now - start > PATIENCE_NS;
         sched_yield();
     }
 }

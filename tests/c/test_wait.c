@@ -1,7 +1,9 @@
 /*
- * test_wait.c - a reader meets EVICTING, and the writer dies at the worst moment: when the reader is about to probe
- * its lock (R2p).
+ * test_wait.c - a reader meets EVICTING, and the writer dies or decides at the worst moment: when the reader is about to
+ * probe its lock (R2p).
  */
+#include <sys/syscall.h>
+
 #include "fixture.h"
 
 static shms_word *state; /* of the only object */
@@ -53,5 +55,34 @@ TEST(an_object_whose_eviction_died_is_whole_and_survives_recovery) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     shms_view_release(v);
     CHECK_EQ(SHMS_OK, put_marked(w, "l", 512, 2, ref));
+    end();
+}
+
+static uint64_t stopped_ns; /* added to the clock */
+
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    int rc = (int)syscall(SYS_clock_gettime, clock, out);
+    out->tv_sec += (time_t)(stopped_ns / 1000000000);
+    return rc;
+}
+
+static void be_stopped_while_the_owner_decides(const char *label) {
+    if (strcmp(label, "R2p") || deaths++ == 0) /* it first notes when it began to wait */
+        return;
+    stopped_ns += UINT64_C(2000000000);
+    atomic_store(state, SHMS_LIVE);
+}
+
+TEST(a_reader_that_was_stopped_for_longer_than_it_waits_looks_once_more) {
+    open_store("late", (shms_options){.capacity = 1024, .n_readers = 1}, 1);
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 1, ref));
+    state = &w->seg.slots[0].state;
+    atomic_store(state, SHMS_EVICTING);
+    deaths = 0;
+    shms_step_hook = be_stopped_while_the_owner_decides;
+    shms_view *v = view_of(readers[0], ref);
+    shms_step_hook = NULL;
+    CHECK(v && filled(v->payload, 512, 1));
+    shms_view_release(v);
     end();
 }
