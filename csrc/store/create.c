@@ -34,14 +34,7 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     const shms_layout *l = &seg->layout;
     bool owns = options->flags & SHMS_OWNS;
     uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
-    struct statfs fs;
     int rc;
-    if (fstatfs(seg->fd, &fs))
-        return SHMS_ESYS;
-    if (shms_file_is_on_network(&fs)) {
-        errno = EREMOTE;
-        return SHMS_ESYS;
-    }
     if ((rc = shms_file_size(seg, &size)) ||
         (rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER)))
         return rc;
@@ -85,6 +78,7 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     sb->store = (uint32_t)random[0];
     sb->secret = random[1];
     sb->owner = owns ? (uint64_t)getpid() : 0;
+    sb->boot = seg->boot;
     sb->created_ns = shms_clock_ns(CLOCK_REALTIME);
     sb->check = shms_layout_check(sb);
     for (uint32_t w = 0; w < l->n_writers; w++) {

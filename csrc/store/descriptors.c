@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -76,6 +77,17 @@ int shms_segment_open_path(const shms_segment *seg, int flags) {
     return open(seg->path, flags | (by_descriptor(seg) ? 0 : O_NOFOLLOW) | O_CLOEXEC, 0600);
 }
 
+/* Reads which start of the host this is: 32 random bits of the kernel. Without /proc: 0. */
+static bool read_boot(uint64_t *boot) {
+    char id[9] = {0};
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    bool known = fd < 0 ? errno == ENOENT : read(fd, id, sizeof id - 1) >= 0;
+    if (fd >= 0)
+        close(fd);
+    *boot = strtoul(id, NULL, 16);
+    return known;
+}
+
 /* Opens the file and adds the segment to the list. No fork can come between the two. */
 int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
     struct stat st;
@@ -84,7 +96,8 @@ int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
     shms_forks_stop();
     seg->fd = memfd ? memfd_create(strrchr(seg->path, '/') + 1, MFD_CLOEXEC | MFD_ALLOW_SEALING)
                     : shms_segment_open_path(seg, flags);
-    if (seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0) {
+    bool known = seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0 && read_boot(&seg->boot);
+    if (known && shms_file_serves(&fs)) {
         if (memfd || by_descriptor(seg)) /* its own from now on: the caller may close that one */
             snprintf(seg->path, sizeof seg->path, "/proc/self/fd/%d", seg->fd);
         seg->unit = shms_file_unit(&fs);
@@ -96,8 +109,12 @@ int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
             open_segments->prev = seg;
         open_segments = seg;
     } else if (seg->fd >= 0) {
+        int why = known ? EOPNOTSUPP : errno;
+        if (flags & O_EXCL)
+            unlink(seg->path);
         close(seg->fd);
         seg->fd = -1;
+        errno = why;
     }
     shms_forks_go_on();
     return seg->fd;

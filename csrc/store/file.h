@@ -32,8 +32,9 @@ void shms_file_unlist(shms_segment *seg); /* for the handlers of forks, it is cl
 
 uint64_t shms_page_size(void);
 uint64_t shms_file_unit(const struct statfs *fs); /* of sizes and mappings: on hugetlbfs its pages */
-/* Do other hosts have the files, too? Then locks may hold between hosts, and memory does not. */
-bool shms_file_is_on_network(const struct statfs *fs);
+/* Can a store be there? A list of what is known to: on a network or over FUSE memory and locks are not shared, and where a
+ * write goes to another place (btrfs, ZFS) what is reserved may be missing in the end, which is a SIGBUS. */
+bool shms_file_serves(const struct statfs *fs);
 bool shms_exceeds_free_space(int fd, uint64_t size);
 int shms_file_reserve(int fd, uint64_t at, uint64_t size); /* SHMS_ENOSPC, ESYS */
 

@@ -58,9 +58,10 @@
 
 #include "core.h"
 
-#define SHMS_LAYOUT_VERSION 14u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 15u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_PAGE 4096u /* the smallest */
+#define SHMS_LARGEST_PAGE (UINT64_C(2) << 20)
 #define SHMS_MAX_ZONES 4096u
 #define SHMS_DROPS 128u /* how many dropped objects an owner finds without a scan */
 
@@ -112,6 +113,7 @@ typedef struct shms_superblock {
     shms_layout layout;  /* from here on written once, before the stamp */
     uint64_t store;      /* random 32-bit number that references carry */
     uint64_t created_ns; /* CLOCK_REALTIME */
+    uint64_t boot;       /* shms_segment.boot: nobody knows what a disk has of a store of an earlier one */
     uint64_t secret;     /* random; half of the key of the tag of every reference */
     uint64_t owner;      /* pid of a creator that has no arena, and a lock of its own; 0: writer 0 was the creator */
     uint64_t check;      /* shms_layout_check(): all that the creation wrote */
@@ -217,7 +219,7 @@ _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are pla
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables are little-endian");
 /* tests/c/test_layout.c checks every offset, so that swapping two words of one size does not go unnoticed. */
-_Static_assert(sizeof(shms_superblock) == 488, "superblock");
+_Static_assert(sizeof(shms_superblock) == 496, "superblock");
 _Static_assert(sizeof(shms_writer_table) == 3840, "writer table");
 _Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");
 _Static_assert(sizeof(shms_counters) <= 24 * 8 && sizeof(shms_reader_counters) <= 7 * 8, "counters");

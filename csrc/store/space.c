@@ -10,7 +10,11 @@
 #include "file.h"
 #include "step.h"
 
-#define HUGETLBFS 0x958458f6 /* of statfs(2) */
+/* of statfs(2) */
+#define HUGETLBFS 0x958458f6
+#define TMPFS 0x01021994
+#define EXT 0xef53 /* 2 to 4 */
+#define XFS 0x58465342
 /* smallest step of a reservation that signals interrupt; takes well below a millisecond */
 #define SMALLEST_STEP ((uint64_t)1 << 20)
 
@@ -20,14 +24,17 @@ uint64_t shms_file_unit(const struct statfs *fs) {
     return (uint32_t)fs->f_type == HUGETLBFS ? (uint64_t)fs->f_bsize : shms_page_size();
 }
 
-bool shms_file_is_on_network(const struct statfs *fs) {
-    static const uint32_t kinds[] = {
-        0x6969,     0x517b,     0xff534d42, 0xfe534d42, 0x00c36400,
-        0x0bd00bd0, 0x47504653, 0x01021997, 0x65735546}; /* NFS, SMB, CIFS, SMB2, Ceph, Lustre, GPFS, 9p, FUSE */
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if ((uint32_t)fs->f_type == kinds[i])
-            return true;
-    return false;
+bool shms_file_serves(const struct statfs *fs) {
+    switch ((uint32_t)fs->f_type) {
+    case TMPFS:
+    case EXT:
+    case XFS:
+        return true;
+    case HUGETLBFS:
+        return (uint64_t)fs->f_bsize <= SHMS_LARGEST_PAGE;
+    default:
+        return false;
+    }
 }
 
 int shms_options_round(shms_options *options) {

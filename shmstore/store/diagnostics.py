@@ -207,8 +207,8 @@ def not_found(error: StoreNotFoundError, name: str, waited: float | None = None)
     return named
 
 
-_LACKING: Final = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENOLCK, errno.EREMOTE)
-"""What fallocate, mmap, the look for locks that a mapping keeps, and the look for a network say."""
+_LACKING: Final = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENOLCK)
+"""What the look for the kind of file system, fallocate, mmap, and the look for locks that a mapping keeps say."""
 
 
 def unusable(error: OSError, name: str) -> ShmStoreError:

@@ -111,7 +111,7 @@ TEST(every_word_is_where_it_was) {
           S(layout.writer_at), S(layout.slots_at), S(layout.leases_at), S(layout.index_at), S(layout.holds_at),
           S(layout.counts_at), S(layout.arena_stride), S(layout.readers_at), S(layout.reader_stride), S(layout.data_at),
           S(layout.data_stride), S(layout.zone_shift), S(layout.n_groups), S(layout.group_of));
-    WORDS(448, S(store), S(created_ns), S(secret), S(owner), S(check));
+    WORDS(448, S(store), S(created_ns), S(boot), S(secret), S(owner), S(check));
 #define W(field) offsetof(shms_writer_table, field)
     WORDS(0, W(pid), W(epoch), W(next_id), W(next_lease), W(hand), W(used_bytes), W(objects), W(open_leases),
           W(published), W(small_hand), W(stays), W(adopting), W(releases), W(retirements), W(more));
@@ -266,6 +266,15 @@ TEST(no_bit_of_the_geometry_can_be_changed) {
     }
     CHECK_EQ(SHMS_OK, recovered());
     CHECK_EQ(SHMS_OK, attached());
+}
+
+TEST(what_a_disk_has_of_a_store_of_before_the_host_started_is_no_store) {
+    shms_superblock *sb = (shms_superblock *)file, before = *sb;
+    sb->boot++;
+    sb->check = shms_layout_check(sb);
+    CHECK_EQ(SHMS_ELAYOUT, recovered());
+    CHECK_EQ(SHMS_ELAYOUT, attached());
+    *sb = before;
 }
 
 /* Words that change while a store lives cannot all be refused. But whatever is accepted must be safe. */

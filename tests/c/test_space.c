@@ -26,10 +26,13 @@ int fstatvfs(int fd, struct statvfs *fs) {
     return 0;
 }
 
+#define HUGETLBFS 0x958458f6
 static uint32_t file_system = 0x01021994; /* tmpfs */
 int fstatfs(int fd, struct statfs *fs) {
     int rc = (int)syscall(SYS_fstatfs, fd, fs);
     fs->f_type = (long)file_system;
+    if (file_system == HUGETLBFS)
+        fs->f_bsize = 1 << 30;
     return rc;
 }
 
@@ -306,20 +309,24 @@ TEST(a_damaged_table_leads_no_look_into_an_arena_that_was_never_taken) {
     end();
 }
 
-TEST(files_that_other_hosts_have_too_are_refused_and_none_is_left) {
+TEST(file_systems_that_share_no_memory_or_write_elsewhere_are_refused_and_no_file_is_left) {
     shms_options o = {.capacity = 4096, .n_readers = 1};
     shms_writer *w = NULL;
-    const char *there = store_name("remote");
-    /* NFS, SMB, CIFS, SMB2, Ceph, Lustre, GPFS, 9p, FUSE */
-    const uint32_t kinds[] = {0x6969,     0x517b,     0xff534d42, 0xfe534d42, 0x00c36400,
-                              0x0bd00bd0, 0x47504653, 0x01021997, 0x65735546};
+    shms_reader *r = NULL;
+    const char *there = store_name("elsewhere");
+    const uint32_t kinds[] = {0x6969, 0x01021997, 0x65735546, 0x9123683e, 0x2fc12fc1, HUGETLBFS};
+    /* NFS, 9p, FUSE, btrfs, ZFS, and hugetlbfs with pages of 1 GiB */
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        file_system = 0x01021994;
+        CHECK_EQ(SHMS_OK, shms_writer_create(&w, there, &o));
         file_system = kinds[i];
+        CHECK_EQ(SHMS_ESYS, shms_reader_attach(&r, there, 0, NULL));
+        CHECK_EQ(EOPNOTSUPP, errno);
+        CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+        shms_writer_free(w);
         CHECK_EQ(SHMS_ESYS, shms_writer_create(&w, there, &o));
-        CHECK_EQ(EREMOTE, errno);
+        CHECK_EQ(EOPNOTSUPP, errno);
+        file_system = 0;
+        CHECK_EQ(SHMS_ENOSTORE, shms_reader_attach(&r, there, 0, NULL));
     }
-    file_system = 0x01021994;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, there, &o));
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
-    shms_writer_free(w);
 }

@@ -339,7 +339,8 @@ STRANGE = (0, 1, 4097, 2**32, 2**64 - 1)
 GEOMETRY = [
     *("magic", "stamp", "page", "file_size", "capacity", "n_readers", "max_objects", "max_leases", "n_writers"),
     *("writer_at", "slots_at", "leases_at", "index_at", "holds_at", "counts_at", "arena_stride", "readers_at"),
-    *("reader_stride", "data_at", "data_stride", "group_of", "zone_shift", "n_groups", "created_ns", "owner", "check"),
+    *("reader_stride", "data_at", "data_stride", "group_of", "zone_shift", "n_groups", "created_ns", "boot", "owner"),
+    "check",
 ]
 # Fields that can be any number: only people read them, or recover computes them again.
 FREE_FIELDS = [
