@@ -127,7 +127,7 @@ def another_user(place: str) -> ForeignStoreError:
 def _judge(place: str, name: str, seen: dict[str, int]) -> tuple[FileState, str | None, list[bool]]:
     """Return its state, what is wrong, and of a sound store whether each writer is alive."""
     if not seen["ours"] and not (seen["blank"] and name.startswith(PREFIX)):
-        empty = "is empty: its creation was not completed, or it is no store"
+        empty = "empty: its creation was not completed, or it is not a store"
         return ("blank", empty, []) if seen["blank"] else (*_FOREIGN, [])
     if not seen["published"]:
         return (
@@ -148,7 +148,7 @@ def _judge(place: str, name: str, seen: dict[str, int]) -> tuple[FileState, str 
         return "damaged", f"its file of {seen['size']} bytes {what}", []
 
 
-_FOREIGN: Final[tuple[FileState, str]] = "foreign", "is no store"
+_FOREIGN: Final[tuple[FileState, str]] = "foreign", "not a store, or its first page was overwritten"
 
 
 def _not_opened(place: str, state: FileState) -> SegmentFile:

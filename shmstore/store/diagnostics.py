@@ -101,7 +101,8 @@ def not_opened(
         case ShmStoreError():
             return error
         case ValueError():
-            return _other_ranks(name, ranks) if what == "rank" and ranks else _there_is_no(what, number, name)
+            others = what == "rank" and (number or 0) < ranks
+            return _other_ranks(name, ranks) if others else _there_is_no(what, number, name)
     return error
 
 
@@ -199,12 +200,16 @@ def _other_options(name: str, differ: list[str], hint: str) -> LayoutMismatchErr
 def not_found(error: StoreNotFoundError, name: str, waited: float | None = None) -> ShmStoreError:
     """Return the same error with the store's name and how long it was waited for."""
     if not os.path.isdir(folder := parts_of(name)[0]):
-        hint = f"mount it, or pass the folder at which this process has it: dir=, or {VARIABLE}"
-        return SharedMemoryError(f"there is no folder {cut(folder)}", number=errno.ENOENT, hint=hint)
+        return _no_folder(folder)
     after = f", after {waited:g} seconds" if waited else ""
     named = StoreNotFoundError(f"store {shown(name)}: {error.message}{after}", hint=error.hint)
     named._code = error._code  # `open` asks whether it is being created
     return named
+
+
+def _no_folder(folder: str) -> SharedMemoryError:
+    hint = f"mount it, or pass the folder at which this process has it: dir=, or {VARIABLE}"
+    return SharedMemoryError(f"there is no folder {cut(folder)}", number=errno.ENOENT, hint=hint)
 
 
 _LACKING: Final = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENOLCK)
@@ -219,6 +224,8 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
     what = f"{cut(path_of(name))} cannot be used: {error.strerror}"
     if error.errno == errno.EPERM:
         hint = "a process gives a store only to a group of its own: see gid, and id -G"
+    elif error.errno == errno.ENOENT and not os.path.isdir(folder):
+        return _no_folder(folder)
     elif error.errno in _LACKING:
         what += f"; {cut(folder)} is on {file_system(folder) or 'a file system'}, which lacks what a store needs"
         hint = f"use a folder of a tmpfs: dir=, or {VARIABLE}"
@@ -272,7 +279,7 @@ def cannot_open(file: SegmentFile) -> ShmStoreError:
         return another_user(file.place)
     hint = _NEXT.get(file.state, "it cannot be opened; shmstore gc --yes --force NAME removes it")
     if file.place.startswith("/proc/"):
-        hint = "this descriptor is no store's, or is another process's: pass fd=, which handle.send has sent"
+        hint = "this descriptor is not a store's, or it is another process's: pass fd=, which handle.send has sent"
     return LayoutMismatchError(f"{path_of(file.place)}: {file.problem or file.state}", hint=hint)
 
 

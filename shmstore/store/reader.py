@@ -108,7 +108,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         place, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
-        number = 0 if rank is None else int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
+        number = 0 if rank is None else int_of("rank", rank, 0, native.MAX_READERS - 1)
         at_once = rank is None
         while True:
             attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, at_once)

@@ -109,10 +109,11 @@ class StoreTier:
 
     def publish(self, key: str, *, namespace: str | None = None) -> None:
         """Send an object that was just put, some time soon; the oldest of too many are dropped."""
+        name = self._name(key, namespace)
         self._costs.processed(key)
         with self._lock:
             moment = self._next_moment()
-        self._write_behind.add((key, namespace), partial(self._publish, key, namespace, moment))
+        self._write_behind.add((key, namespace), partial(self._publish, key, namespace, name, moment))
 
     def remove(self, keys: Iterable[str], *, namespace: str | None = None) -> None:
         """Fetch these objects no more, unless they are published again; and remove them from the tier, some time soon.
@@ -231,12 +232,11 @@ class StoreTier:
         self._count(hits=1, hit_bytes=incoming.nbytes, saved_seconds=self._costs.saved(seconds))
         return True
 
-    def _publish(self, key: str, namespace: str | None, moment: int) -> None:
-        if not self._ask(self._send, key, namespace, moment):
+    def _publish(self, key: str, namespace: str | None, name: str, moment: int) -> None:
+        if not self._ask(self._send, key, namespace, name, moment):
             self._count(dropped=1)
 
-    def _send(self, key: str, namespace: str | None, moment: int) -> bool:
-        name = self._name(key, namespace)
+    def _send(self, key: str, namespace: str | None, name: str, moment: int) -> bool:
         spans = spans_of(self._writer, key, namespace, name, moment)  # pinned until they are sent
         if spans is None:
             return False

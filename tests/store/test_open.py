@@ -301,7 +301,7 @@ def test_what_is_not_a_regular_file_is_never_removed(name: str, make: Callable[[
     path = SHM / name
     make(path)
     try:
-        with raises(LayoutMismatchError, names=["is no store"]):
+        with raises(LayoutMismatchError, names=["not a store"]):
             ObjectStoreWriter.open(name, **OPTIONS)
         assert path.is_symlink() or path.exists()
     finally:

@@ -224,8 +224,8 @@ FOREIGN: dict[str, bytes] = {
 
 # What some of them are said to be, and what is advised.
 WHAT_IT_IS = {
-    "empty": ("is empty: its creation was not completed, or it is no store", "another name"),
-    "text": ("is no store", "another name"),
+    "empty": ("empty: its creation was not completed", "another name"),
+    "text": ("not a store", "another name"),
     "magic, no stamp": ("its creation was not completed", "gc"),
     "magic, wrong stamp": ("laid out by another version", "the same version"),
 }

@@ -281,7 +281,9 @@ def test_the_oldest_publishes_are_dropped(memory: MemoryTier) -> None:
         tier.close()
 
 
-def test_a_publish_of_what_has_gone_is_dropped(here: Side) -> None:
+def test_a_publish_of_what_has_gone_is_dropped_and_of_what_is_no_key_refused(here: Side) -> None:
+    with pytest.raises(TypeError):
+        here[1].publish(3)  # type: ignore[arg-type]
     here[1].publish("gone")
     assert here[1].flush(10)
     assert here[1].stats().dropped == 1
