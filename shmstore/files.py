@@ -144,8 +144,7 @@ def _judge(place: str, name: str, seen: dict[str, int]) -> tuple[FileState, str 
     except CorruptStoreError:
         return "damaged", "its superblock contradicts itself", []
     except LayoutMismatchError:
-        what = "is truncated, extended, of another page size, or from before this host was started"
-        return "damaged", f"its file of {seen['size']} bytes {what}", []
+        return "damaged", f"its file of {seen['size']} bytes is truncated, extended, or of another page size", []
 
 
 _FOREIGN: Final[tuple[FileState, str]] = "foreign", "not a store, or its first page was overwritten"

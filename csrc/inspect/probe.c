@@ -75,7 +75,7 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint6
     int rc = shms_segment_name(&seg, name);
     if (rc)
         return rc;
-    if (shms_segment_open_file(&seg, O_RDWR | O_NONBLOCK, false) < 0)
+    if (shms_segment_open_file(&seg, O_RDONLY | O_NONBLOCK, false) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
     if (fstat(seg.fd, &st))
         rc = SHMS_ESYS;

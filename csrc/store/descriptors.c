@@ -77,7 +77,7 @@ int shms_segment_open_path(const shms_segment *seg, int flags) {
     return open(seg->path, flags | (by_descriptor(seg) ? 0 : O_NOFOLLOW) | O_CLOEXEC, 0600);
 }
 
-/* Reads which start of the host this is: 32 random bits of the kernel. Without /proc: 0. */
+/* Reads which start of the host this is: 32 random bits of the kernel. Without /proc: 0. A store in memory needs none. */
 static bool read_boot(uint64_t *boot) {
     char id[9] = {0};
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -96,8 +96,10 @@ int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
     shms_forks_stop();
     seg->fd = memfd ? memfd_create(strrchr(seg->path, '/') + 1, MFD_CLOEXEC | MFD_ALLOW_SEALING)
                     : shms_segment_open_path(seg, flags);
-    bool known = seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0 && read_boot(&seg->boot);
-    if (known && shms_file_serves(&fs)) {
+    bool looks = (flags & O_ACCMODE) == O_RDONLY; /* at whatever it is; takes no part */
+    bool known = seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0 &&
+                 (looks || !shms_file_is_on_disk(&fs) || read_boot(&seg->boot));
+    if (known && (looks || !S_ISREG(st.st_mode) || shms_file_serves(&fs))) {
         if (memfd || by_descriptor(seg)) /* its own from now on: the caller may close that one */
             snprintf(seg->path, sizeof seg->path, "/proc/self/fd/%d", seg->fd);
         seg->unit = shms_file_unit(&fs);
@@ -110,8 +112,11 @@ int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
         open_segments = seg;
     } else if (seg->fd >= 0) {
         int why = known ? EOPNOTSUPP : errno;
-        if (flags & O_EXCL)
-            unlink(seg->path);
+        if (known && (flags & O_EXCL) && !memfd) {
+            seg->dev = st.st_dev;
+            seg->ino = st.st_ino;
+            shms_segment_unlink(seg);
+        }
         close(seg->fd);
         seg->fd = -1;
         errno = why;

@@ -35,6 +35,7 @@ uint64_t shms_file_unit(const struct statfs *fs); /* of sizes and mappings: on h
 /* Can a store be there? A list of what is known to: on a network or over FUSE memory and locks are not shared, and where a
  * write goes to another place (btrfs, ZFS) what is reserved may be missing in the end, which is a SIGBUS. */
 bool shms_file_serves(const struct statfs *fs);
+bool shms_file_is_on_disk(const struct statfs *fs); /* so it is there after a power cut, in part */
 bool shms_exceeds_free_space(int fd, uint64_t size);
 int shms_file_reserve(int fd, uint64_t at, uint64_t size); /* SHMS_ENOSPC, ESYS */
 

@@ -15,7 +15,6 @@
 
 #include "index.h"
 
-#define HUGE_PAGE SHMS_LARGEST_PAGE
 #define NODE_MASK (UINT32_MAX << SHMS_NODE_SHIFT)
 #define FIXED_FLAGS (SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | NODE_MASK)
 #define CALL_FLAGS (SHMS_EPHEMERAL | SHMS_OUTLIVES | SHMS_OWNS | SHMS_MEMFD) /* not of the geometry */
@@ -103,7 +102,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
                           ((uint64_t)shms_all_leases(&l) + shms_all_zones(&l)) * sizeof(shms_word),
                       page);
     /* The file offset of a huge page must also be a multiple of its size. */
-    uint64_t data_page = l.capacity >= HUGE_PAGE ? HUGE_PAGE : page;
+    uint64_t data_page = l.capacity >= SHMS_LARGEST_PAGE ? SHMS_LARGEST_PAGE : page;
     l.data_at = shms_align_up(l.readers_at + l.n_readers * l.reader_stride, data_page);
     l.data_stride = shms_align_up(l.capacity, others ? data_page : page);
     if (l.n_writers * l.data_stride > SHMS_MAX_CAPACITY)
@@ -167,8 +166,8 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
     shms_superblock copy; /* a process that maps the file for writing could change it between a check and a use */
     memcpy(&copy, sb, sizeof copy);
     const shms_layout *of = &copy.layout;
-    if (of->page < 4096 || of->page > HUGE_PAGE || (of->page & (of->page - 1)) || of->n_readers > SHMS_MAX_READERS ||
-        copy.store > UINT32_MAX || copy.check != shms_layout_check(&copy))
+    if (of->page < 4096 || of->page > SHMS_LARGEST_PAGE || (of->page & (of->page - 1)) ||
+        of->n_readers > SHMS_MAX_READERS || copy.store > UINT32_MAX || copy.check != shms_layout_check(&copy))
         return SHMS_ECORRUPT;
     for (uint64_t r = 0; r < of->n_readers; r++)
         if (of->group_of[r] >= SHMS_MAX_GROUPS)

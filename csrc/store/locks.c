@@ -8,8 +8,10 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "file.h"
@@ -17,7 +19,7 @@
 
 /* How long who asks for a lock waits for one that closes, for what a dead process leaves (comes_free), and a writer for
  * processes that write for a dead one. All take some microseconds or milliseconds, unless they are stopped. */
-#define TURNS 1000
+#define PATIENCE_NS UINT64_C(1000000000)
 #define TURN_NS 1000000
 
 static struct flock lock_bytes(uint64_t from, uint64_t n) {
@@ -73,28 +75,44 @@ int shms_segment_lock(shms_segment *seg, int role) {
     return rc;
 }
 
+/* Has a process ended, perhaps without being reaped? One of another PID namespace seems to have. */
+static bool has_ended(pid_t pid) {
+    shms_forks_stop(); /* no fork copies the descriptor */
+    struct pollfd process = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
+    bool ended = process.fd < 0 ? kill(pid, 0) && errno == ESRCH : poll(&process, 1, 0) == 1;
+    if (process.fd >= 0)
+        close(process.fd);
+    shms_forks_go_on();
+    return ended;
+}
+
 /* Is a lock that was refused free by now or in a moment? It is a closing writer's (shms_segment_unlink_last), or a dead
- * process's: whoever reads its mappings (/proc/PID/smaps, the kernel that reclaims them) keeps them until then. A process
- * of another PID namespace seems dead, too, so this is no more than a reason to ask again. */
+ * process's: whoever reads its mappings (/proc/PID/smaps, the kernel that reclaims them) keeps them until then. */
 static bool comes_free(const shms_segment *seg, int role) {
     struct flock fl = role_byte(role);
     const shms_word *pid = role >= 0 ? &shms_segment_reader(seg, (uint32_t)role)->pid
                                      : &shms_segment_writer(seg, (uint32_t)(SHMS_ROLE_WRITER - role))->pid;
     if (role < 0 && fcntl(seg->fd, F_OFD_GETLK, &fl) == 0 && fl.l_type != F_WRLCK)
         return true;
-    return kill((pid_t)atomic_load_explicit(pid, memory_order_relaxed), 0) && errno == ESRCH;
+    return has_ended((pid_t)atomic_load_explicit(pid, memory_order_relaxed));
 }
-static void wait_a_turn(void) {
+
+/* Waits a moment. False: it has waited long enough since `start`, which is 0 at first. */
+static bool wait_for_lock(uint64_t *start) {
+    uint64_t now = shms_clock_ns(CLOCK_MONOTONIC);
+    if (*start == 0)
+        *start = now;
     SHMS_LOOK("lock");
     nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
+    return now - *start < PATIENCE_NS;
 }
 
 int shms_segment_take_rank(shms_segment *seg, uint32_t rank, bool at_once) {
-    int rc = shms_segment_lock(seg, (int)rank);
-    for (int turn = 0; rc == SHMS_ERANKINUSE && !at_once && turn < TURNS && comes_free(seg, (int)rank); turn++) {
-        wait_a_turn();
+    uint64_t start = 0;
+    int rc;
+    do
         rc = shms_segment_lock(seg, (int)rank);
-    }
+    while (rc == SHMS_ERANKINUSE && !at_once && comes_free(seg, (int)rank) && wait_for_lock(&start));
     return rc;
 }
 
@@ -114,10 +132,9 @@ int shms_segment_take(shms_segment *seg, int arena, uint64_t without) {
     if (from < 0 || to > (int)seg->layout.n_writers)
         return SHMS_EINVAL;
     int rc = SHMS_EWRITERACTIVE;
-    bool again = true;
-    for (int turn = 0; rc == SHMS_EWRITERACTIVE && again && turn < TURNS; turn++) {
-        if (turn)
-            wait_a_turn();
+    uint64_t start = 0;
+    bool again;
+    do {
         again = false;
         for (int w = from; w < to && rc == SHMS_EWRITERACTIVE; w++) {
             if (without >> w & 1)
@@ -132,7 +149,7 @@ int shms_segment_take(shms_segment *seg, int arena, uint64_t without) {
             }
             again |= comes_free(seg, SHMS_ROLE_OF_WRITER(w));
         }
-    }
+    } while (rc == SHMS_EWRITERACTIVE && again && wait_for_lock(&start));
     return rc;
 }
 

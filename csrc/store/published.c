@@ -15,7 +15,7 @@ static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
     int rc = shms_layout_read(&seg->layout, sb, size);
-    if (rc == SHMS_OK && (seg->layout.page % seg->unit || sb->boot != seg->boot))
+    if (rc == SHMS_OK && (seg->layout.page % seg->unit || (role != SHMS_ROLE_INSPECTOR && sb->boot != seg->boot)))
         rc = SHMS_ELAYOUT;
     munmap(sb, seg->unit);
     if (rc)

@@ -46,7 +46,7 @@ typedef struct shms_segment {
     bool lock_inherited;              /* madvise has no effect (qemu-user): a forked child has that page, too */
     _Atomic int forked;               /* this process is a child of the one that opened it */
     bool borrowed;                    /* the mappings belong to another segment */
-    uint64_t boot;                    /* which start of the host this is */
+    uint64_t boot;                    /* which start of the host this is, if the file is on a disk */
     uint64_t unit;                    /* of sizes and mappings: a page, or on hugetlbfs one of its own */
     dev_t dev;
     ino_t ino;
@@ -59,10 +59,10 @@ int shms_segment_name(shms_segment *seg, const char *name);
 
 /* Opens the file of that name, and no symbolic link. -1 and errno */
 int shms_segment_open_path(const shms_segment *seg, int flags);
-/* Opens the file of that name, or makes memory without one, and notes its device and inode. EOPNOTSUPP: no store can be on
- * that file system. A forked child does not keep the
+/* Opens the file of that name, or makes memory without one, and notes its device and inode. A forked child does not keep the
  * descriptor. What is opened later, by way of a descriptor, is an opening of its own, so the locks of who passed the
- * descriptor and who got it exclude each other. -1 and errno: not opened, and needs no _close. */
+ * descriptor and who got it exclude each other. -1 and errno: not opened, and needs no _close; EOPNOTSUPP: no
+ * store can be on that file system, though one can be looked at (O_RDONLY). */
 int shms_segment_open_file(shms_segment *seg, int flags, bool memfd);
 
 /* Creates a segment, maps it as its writer and takes the writer's lock. No process can open it before _publish. After

@@ -24,17 +24,12 @@ uint64_t shms_file_unit(const struct statfs *fs) {
     return (uint32_t)fs->f_type == HUGETLBFS ? (uint64_t)fs->f_bsize : shms_page_size();
 }
 
+bool shms_file_is_on_disk(const struct statfs *fs) {
+    return (uint32_t)fs->f_type == EXT || (uint32_t)fs->f_type == XFS;
+}
 bool shms_file_serves(const struct statfs *fs) {
-    switch ((uint32_t)fs->f_type) {
-    case TMPFS:
-    case EXT:
-    case XFS:
-        return true;
-    case HUGETLBFS:
-        return (uint64_t)fs->f_bsize <= SHMS_LARGEST_PAGE;
-    default:
-        return false;
-    }
+    return (uint32_t)fs->f_type == TMPFS || shms_file_is_on_disk(fs) ||
+           ((uint32_t)fs->f_type == HUGETLBFS && (uint64_t)fs->f_bsize <= SHMS_LARGEST_PAGE);
 }
 
 int shms_options_round(shms_options *options) {

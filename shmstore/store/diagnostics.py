@@ -152,7 +152,7 @@ def _writers(inspector: Inspector, arenas: Iterable[Any]) -> list[int]:
 def _processes(pids: Iterable[int], place: str | None = None) -> str:
     """Return the processes in words; "" for none. Of a store they may be of another PID namespace."""
     found: list[int | str] = list(dict.fromkeys(pids))
-    for pid in of_other_namespaces(place, pids) if place else ():
+    for pid in of_other_namespaces(place, dict.fromkeys(pids)) if place else ():
         found[found.index(pid)] = f"{pid} (of another PID namespace)"
     return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
 
@@ -280,7 +280,8 @@ def cannot_open(file: SegmentFile) -> ShmStoreError:
     hint = _NEXT.get(file.state, "it cannot be opened; shmstore gc --yes --force NAME removes it")
     if file.place.startswith("/proc/"):
         hint = "this descriptor is not a store's, or it is another process's: pass fd=, which handle.send has sent"
-    return LayoutMismatchError(f"{path_of(file.place)}: {file.problem or file.state}", hint=hint)
+    what = file.state if file.state != "ok" else "a store on a disk, made before this host was started"
+    return LayoutMismatchError(f"{path_of(file.place)}: {file.problem or what}", hint=hint)
 
 
 def in_use(name: str, rank: int) -> RankInUseError:

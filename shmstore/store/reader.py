@@ -101,17 +101,17 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         If a rank attaches again, older leases do not expect it. The store must be this user's and closed to others;
         with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError, ValueError for a rank out
         of range, and RankInUseError while a process (or a view of a closed reader) has the rank, after up to a second
-        if that process has ended. Raises ForeignStoreError, LayoutMismatchError or CorruptStoreError if it is not an
-        intact store, or not the store of the handle; SharedMemoryError if shared memory cannot be used.
+        if that process has ended or `rank` is None. Raises ForeignStoreError, LayoutMismatchError or CorruptStoreError
+        if it is not an intact store, or not the store of the handle; SharedMemoryError if shared memory cannot be used.
         """
         wait = None if wait is None else seconds_of("wait", wait)
         place, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
         number = 0 if rank is None else int_of("rank", rank, 0, native.MAX_READERS - 1)
-        at_once = rank is None
+        end = time.monotonic() + 1  # as long as the core waits for the rank of a process that has ended
         while True:
-            attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, at_once)
+            attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, rank is None)
             try:
                 reader = attempt() if wait is None else _waiting(wait, place, attempt)
             except Exception as error:
@@ -119,10 +119,11 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                     number += 1
                     continue
                 if rank is None and number and type(error) is ValueError:  # there is no rank of this number
-                    if at_once:
-                        number, at_once = 0, False
-                        continue
-                    raise diagnostics.all_in_use(place, number) from None
+                    if time.monotonic() > end:
+                        raise diagnostics.all_in_use(place, number) from None
+                    time.sleep(0.01)
+                    number = 0
+                    continue
                 raise diagnostics.not_opened(error, place, "rank", number, ranks=ranks, waited=wait) from None
             return cls(reader, number, serde)
 

@@ -20,7 +20,7 @@ class WriteBehind:
     """Makes calls in a thread of its own; a full queue drops its oldest call and counts it.
 
     `add` and `wake` never wait. The thread calls `between` before and after each. It starts with the first call
-    or `wake`; if no thread can be started, calls are dropped. A ShmStoreError of a call is only logged.
+    or `wake`; if no thread can be started, calls are dropped. An error of a call is logged, and the thread goes on.
     """
 
     def __init__(self, limit: int, between: Callable[[], object] = lambda: None) -> None:
@@ -116,3 +116,5 @@ class WriteBehind:
             call()
         except ShmStoreError as error:  # for example, the store was closed meanwhile
             _log.debug("an object is not published: %s", error)
+        except Exception:
+            _log.exception("an object could not be published")

@@ -17,6 +17,7 @@ from shmstore.errors import CorruptStoreError, LayoutMismatchError, SharedMemory
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import file_system
 from shmstore.store import opening
+from tests.layout import FIELDS
 from tests.support import Child, mount_alone
 
 MIB = 1 << 20
@@ -72,6 +73,35 @@ def test_a_file_system_on_a_disk_is_warned_of_once(tmp_path: Path) -> None:
     (said,) = store_and_read(tmp_path)
     assert str(tmp_path) in said
     assert kind in said
+
+
+def test_a_store_on_a_disk_is_none_after_the_host_has_started_again(tmp_path: Path) -> None:
+    if file_system(str(tmp_path)) not in ("ext2", "ext3", "ext4", "xfs"):
+        pytest.skip("the folder of temporary files is on another file system")
+    options: dict[str, Any] = {"capacity": MIB, "n_readers": 1, "dir": tmp_path}
+    with ObjectStoreWriter.open("a", **options) as writer:
+        writer.put("k", VALUE[:100])
+    file = bytearray((tmp_path / "a").read_bytes())
+    words = np.frombuffer(file, np.uint64)
+    now = int(Path("/proc/sys/kernel/random/boot_id").read_text()[:8], 16)
+    assert now == words[FIELDS["boot"] // 8]
+    words[FIELDS["boot"] // 8] ^= 1
+    words[FIELDS["check"] // 8] = checked(words)
+    (tmp_path / "a").write_bytes(file)
+    with pytest.raises(LayoutMismatchError, match="before this host was started"):
+        ObjectStoreWriter.recover("a", dir=tmp_path)
+    assert 0 == cli.main(["verify", "a", "--dir", str(tmp_path)])
+    with ObjectStoreWriter.open("a", **options) as writer:
+        assert 0 == writer.recovered
+        writer.close(unlink=True)
+
+
+def checked(words: Any) -> int:
+    """Return the check word of a superblock: FNV-1a over the words before it, from the layout on."""
+    value = 0xCBF29CE484222325
+    for word in words[FIELDS["page"] // 8 : FIELDS["check"] // 8]:
+        value = (value ^ int(word)) * 0x100000001B3 % (1 << 64)
+    return value
 
 
 def test_an_overlay_is_refused_since_a_mapping_there_keeps_no_lock(tmp_path: Path) -> None:
