@@ -162,14 +162,16 @@ def main() -> None:
 
     def start_api() -> tuple[Any, Connection, StoreHandle]:
         client, other = spawn.Pipe()
-        process = spawn.Process(target=api_server, args=(config, other, to_core, [answers for answers, _ in results]))
+        serves = config, other, to_core, [answers for answers, _ in results]
+        process = spawn.Process(target=api_server, args=serves, daemon=True)  # none outlives this one, however it ends
         process.start()
         return process, client, client.recv()
 
     api, client, handle = start_api()
-    engine = [spawn.Process(target=engine_core, args=(from_api, [to for _, to in pipes]))]
+    engine = [spawn.Process(target=engine_core, args=(from_api, [to for _, to in pipes]), daemon=True)]
     for rank in range(WORKERS):
-        engine.append(spawn.Process(target=worker, args=(config, rank, handle, pipes[rank][0], results[rank][1])))
+        work = config, rank, handle, pipes[rank][0], results[rank][1]
+        engine.append(spawn.Process(target=worker, args=work, daemon=True))
     for process in engine:
         process.start()
     clips = "what is in <clip> and <clip>?", ["beach", "mountain"]
