@@ -40,8 +40,8 @@ def compiled(*arguments: object) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
-    parser.add_argument("--steps", type=int, default=10_000_000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=10_000_000, help="of the actors, in all (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="the first one (%(default)s); each has 20,000 steps")
     chosen = parser.parse_args()
     if min(chosen.steps, chosen.seed) < 1:
         parser.error("--steps and --seed must be 1 or more")
