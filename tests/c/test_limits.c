@@ -357,6 +357,7 @@ TEST(a_wall_clock_that_jumps_at_each_look_spoils_no_call_and_no_wait) {
     while (b.until);
     CHECK_EQ(SHMS_EFULL, rc);
     CHECK(shms_clock_ns(CLOCK_MONOTONIC) >= until);
+    free(b.items);
     jump = 0;
     detach();
     leave();
