@@ -17,8 +17,8 @@
 #include "file.h"
 #include "step.h"
 
-/* How long who asks for a lock waits for one that closes, for what a dead process leaves (comes_free), and a writer for
- * processes that write for a dead one. All take some microseconds or milliseconds, unless they are stopped. */
+/* How long a process waits for the lock of one that closes or has ended (comes_free), and a writer also for processes
+ * that write for a dead one. All take some microseconds or milliseconds, unless they are stopped. */
 #define PATIENCE_NS UINT64_C(1000000000)
 #define TURN_NS 1000000
 
@@ -86,8 +86,8 @@ static bool has_ended(pid_t pid) {
     return ended;
 }
 
-/* Is a lock that was refused free by now or in a moment? It is a closing writer's (shms_segment_unlink_last), or a dead
- * process's: whoever reads its mappings (/proc/PID/smaps, the kernel that reclaims them) keeps them until then. */
+/* Will a lock that was refused soon be free? Its holder is a writer that closes (shms_segment_unlink_last), or a dead
+ * process. A process that reads /proc/PID/smaps keeps the mappings of a dead one alive until it has read them. */
 static bool comes_free(const shms_segment *seg, int role) {
     struct flock fl = role_byte(role);
     const shms_word *pid = role >= 0 ? &shms_segment_reader(seg, (uint32_t)role)->pid
