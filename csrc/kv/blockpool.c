@@ -389,7 +389,7 @@ int shms_blockpool_key_of(const shms_blockpool *pool, int32_t id, uint8_t *hash,
 
 int32_t shms_blockpool_free_ids(const shms_blockpool *pool, int32_t *out) {
     int32_t n = 0;
-    for (int32_t id = next_of(pool, 0); id && n < pool->n_free; id = next_of(pool, id))
+    for (int32_t id = next_of(pool, 0); id; id = next_of(pool, id))
         out[n++] = id;
     return n;
 }

@@ -401,7 +401,7 @@ static int may_cache(const shms_kvcache *kv, shms_kv_request *r, const shms_kv_g
  * EAGLE it also needs the block behind that position, which it computes again. */
 static int is_kept(const shms_kvcache *kv, const shms_kv_request *r, const shms_kv_group *g, int64_t i) {
     int64_t need = window_blocks(g, g->eagle), period = kv->interval / g->size;
-    if (period && (need >= period || (i >= g->eagle && (i - g->eagle) % period >= period - need)))
+    if (period && (need >= period || (i - g->eagle) % period >= period - need))
         return 1;
     for (int k = 0; k < 3; k++) {
         int64_t end = r->boundaries[k] / kv->alignment * kv->alignment / g->size + g->eagle;
@@ -707,8 +707,7 @@ int shms_kvcache_valid(const shms_kvcache *kv) {
                     return SHMS_KV_ECORRUPT;
                 continue;
             }
-            if (t->len < 0 || t->len > t->ids.cap || t->cached < 0 || t->cached > t->len || t->nulls < 0 ||
-                t->nulls > t->len)
+            if (t->len > t->ids.cap || t->cached < 0 || t->cached > t->len || t->nulls < 0 || t->nulls > t->len)
                 return SHMS_KV_ECORRUPT;
             for (int32_t i = 0; i < t->len; i++)
                 if ((t->ids.at[i] == 0) != (i < t->nulls) ||

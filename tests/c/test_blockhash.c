@@ -41,6 +41,38 @@ TEST(each_number_has_its_shortest_head) {
     }
 }
 
+#ifndef __SANITIZE_ADDRESS__
+#include "failing.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const char *instead; /* of libcrypto: a library without hashes, or the name of none */
+void *dlopen(const char *name, int flags) {
+    REAL(dlopen, void *, const char *, int);
+    return real(instead ? instead : name, flags);
+}
+
+TEST(a_host_without_a_usable_libcrypto_says_so_and_appends_nothing) {
+    static const char *const libraries[] = {"none", "libc.so.6"};
+    for (int i = 0; i < 2; i++) {
+        int status;
+        pid_t child = fork(); /* the first call in a process looks for it */
+        if (child == 0) {
+            shms_hashlist *list = shms_hashlist_new();
+            int64_t token = 0;
+            instead = libraries[i];
+            CHECK(shms_blockhash_ready() == SHMS_KV_ENOLIB);
+            CHECK(shms_blockhash_extend(list, (uint8_t[32]){0}, 0, 1, 1, &token, &(shms_blockhash_extras){0}) ==
+                  SHMS_KV_ENOLIB);
+            CHECK(list->n == 0 && list->width == 0);
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+}
+#endif
+
 static void blocks_one_by_one_hash_as_all_at_once(int32_t tagged) {
     enum { N = 37, SIZE = 5 };
     int64_t tokens[N * SIZE], items[] = {3, 20, 5, 3, 0, 9, 20, 30, 11, 90, 1, 15}, ends[N];
@@ -82,6 +114,14 @@ static void blocks_one_by_one_hash_as_all_at_once(int32_t tagged) {
     }
     CHECK(!memcmp(pieces->data, list->data, 32 * N));
     CHECK(shms_blockhash_extend(list, seed, -1, 1, SIZE, tokens, &x) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_extend(list, seed, 0, -1, SIZE, tokens, &x) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_extend(list, seed, 0, 1, 0, tokens, &x) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_bodies(bodies, ends[N - 1] - 1, ends, 0, N, SIZE, tokens, &x) == SHMS_KV_EFULL);
+    shms_hashlist *narrow = shms_hashlist_new();
+    CHECK(shms_blockhash_extend(narrow, seed, 0, 0, SIZE, tokens, &x) == 0 && narrow->width == 0);
+    CHECK(shms_hashlist_append(narrow, seed, 1, 16) == 0);
+    CHECK(shms_blockhash_extend(narrow, seed, 0, 1, SIZE, tokens, &x) == SHMS_KV_EWIDTH && narrow->n == 1);
+    shms_hashlist_free(narrow);
     shms_hashlist_free(list);
     shms_hashlist_free(pieces);
     free(bodies);
@@ -122,6 +162,9 @@ TEST(numbers_whose_sum_overflows_are_refused) {
           shms_blockhash_bound(-1, 4, &none) == SHMS_KV_EARGUMENT);
     CHECK(shms_blockhash_bound(1, 4, &salted) == SHMS_KV_EARGUMENT &&
           shms_blockhash_bound(1, 0, &none) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_ready() || shms_blockhash_extend(list, seed, 0, 1, 4, tokens, &salted) == SHMS_KV_EARGUMENT);
+    salted.salt_len -= shms_blockhash_bound(1, 4, &none); /* it fits, but not with what comes before it */
+    CHECK(shms_blockhash_bound(1, 4, &salted) == INT64_MAX);
     CHECK(shms_blockhash_ready() || shms_blockhash_extend(list, seed, 0, 1, 4, tokens, &salted) == SHMS_KV_EARGUMENT);
     CHECK(list->n == len);
     shms_hashlist_free(list);

@@ -160,6 +160,9 @@ static void a_pool_matches_plain_arrays(int order) {
     CHECK(shms_blockpool_key(pool, bad, -1, hashes, 0, 1, 0) == SHMS_KV_EARGUMENT);
     CHECK(shms_blockpool_key(pool, bad, 1, hashes, -1, 1, 0) == SHMS_KV_EARGUMENT);
     CHECK(shms_blockpool_key(pool, bad, 1, hashes, 0, 0, 0) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockpool_key(pool, bad, 0, hashes, 0, 1, 0) == 0);
+    CHECK(shms_blockpool_key_of(pool, N, (uint8_t[32]){0}, bad) == SHMS_KV_ERANGE);
+    CHECK(shms_blockpool_keyed(pool, (int32_t[2]){0}, bad, 2) == SHMS_KV_ERANGE);
     compare(pool, hashes);
     shms_blockpool_free(pool);
     shms_hashlist_free(hashes);
@@ -191,6 +194,25 @@ TEST(a_nearly_full_map_loses_nothing) {
     shms_hashlist_free(hashes);
     free(ids);
     free(out);
+}
+
+TEST(two_keys_of_one_tag_are_told_apart) {
+    const uint64_t c = 0x165667b19e3779f9u, d = 0xd6e8feb86659fd93u; /* by which words 2 and 3 are multiplied */
+    shms_blockpool *pool = shms_blockpool_new(4, SHMS_BLOCKPOOL_TAIL);
+    shms_hashlist *hashes = shms_hashlist_new();
+    uint8_t two[64] = {0};
+    int32_t ids[] = {1, 1, 2};
+    memcpy(two + 16, &d, 8);
+    memcpy(two + 56, &c, 8);
+    CHECK(shms_hashlist_append(hashes, two, 2, 32) == 0);
+    CHECK(shms_blockpool_key(pool, ids, 2, hashes, 0, 1, 0) == 0); /* the first of the two */
+    CHECK(shms_blockpool_find(pool, two, 32, 0) == 1 && shms_blockpool_find(pool, two + 32, 32, 0) == 0);
+    CHECK(shms_blockpool_key(pool, ids + 2, 1, hashes, 1, 1, 0) == 0);
+    CHECK(pool->blocks[1].tag == pool->blocks[2].tag && shms_blockpool_valid(pool) == 0);
+    CHECK(shms_blockpool_evict(pool, ids, 1) == 0);
+    CHECK(shms_blockpool_find(pool, two, 32, 0) == 0 && shms_blockpool_find(pool, two + 32, 32, 0) == 2);
+    shms_blockpool_free(pool);
+    shms_hashlist_free(hashes);
 }
 
 TEST(the_checker_finds_each_broken_invariant) {
@@ -239,6 +261,18 @@ TEST(the_checker_finds_each_broken_invariant) {
     BREAKS(pool->blocks[ids[3]].first, 1);
     BREAKS(pool->blocks[ids[3]].width, 31);
     BREAKS(pool->blocks[ids[3]].hash[0], 9);
+    BREAKS(pool->blocks[ids[3]].group, 9);
+    pool->blocks[1].ref = pool->blocks[1].out = 0; /* as if it were in the queue */
+    CHECK(shms_blockpool_valid(pool) == SHMS_KV_ECORRUPT);
+    pool->blocks[1].ref = pool->blocks[1].out = 1;
+    uint32_t empty = 0;
+    while (pool->slots[empty].id)
+        empty++;
+    pool->slots[empty] = pool->slots[s]; /* where no look-up finds it */
+    pool->slots[s].id = 0;
+    CHECK(shms_blockpool_valid(pool) == SHMS_KV_ECORRUPT);
+    pool->slots[s] = pool->slots[empty];
+    pool->slots[empty].id = 0;
     CHECK(shms_blockpool_valid(pool) == 0);
     shms_blockpool_free(pool);
     shms_hashlist_free(hashes);

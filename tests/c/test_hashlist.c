@@ -22,6 +22,7 @@ TEST(a_list_returns_what_was_appended) {
     CHECK(shms_hashlist_append(other, wide, 1, 33) == SHMS_KV_EWIDTH);
     CHECK(shms_hashlist_append(other, wide, 1, 0) == SHMS_KV_EWIDTH);
     CHECK(shms_hashlist_append(other, wide, -1, 32) == SHMS_KV_EARGUMENT);
+    CHECK(shms_hashlist_append(other, NULL, 0, 16) == 0 && other->width == 0);
     CHECK(shms_hashlist_reserve(list, INT64_MAX) == SHMS_KV_EMEMORY &&
           shms_hashlist_reserve(list, INT64_MAX / 32 - 99) == SHMS_KV_EMEMORY);
     CHECK(shms_hashlist_reserve(other, INT64_MAX / 4 + 1) == SHMS_KV_EMEMORY &&

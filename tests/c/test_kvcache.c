@@ -75,6 +75,7 @@ TEST(refusals_change_nothing) {
           SHMS_KV_EARGUMENT);
     CHECK(allocate(kv, r, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, far, counts) == SHMS_KV_ERANGE);
     CHECK(allocate(kv, r, 0, 8, 0, 4, 0, 12, 0, 0, 0, hashes, holes, two) == SHMS_KV_ERANGE);
+    CHECK(allocate(kv, r, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, (int32_t[]){-1}, counts) == SHMS_KV_ERANGE);
     CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4 && r->table == 0);
     CHECK(allocate(kv, r, 0, 0, 0, 12, 0, 12, 0, 0, 1, hashes, NULL, NULL) == 0);
     CHECK(r->table > 0 && shms_blockpool_n_keys(pool) == 0);
@@ -84,6 +85,7 @@ TEST(refusals_change_nothing) {
     CHECK(shms_kvcache_cache(kv, r, hashes, 12) == SHMS_KV_EKEYED && shms_blockpool_n_keys(pool) == 1);
     CHECK(shms_blockpool_evict(pool, id, 1) == 0 && shms_kvcache_cache(kv, r, hashes, 12) == 0);
     CHECK(shms_blockpool_n_keys(pool) == 3 && r->stored[0] == 0 && r->stored[1] == 3);
+    CHECK(shms_blockpool_evict(pool, (int32_t[]){3}, 1) == 0 && shms_kvcache_cached(kv, r) == 12);
     CHECK(shms_kvcache_valid(kv) == 0);
     shms_kv_request gone = {.table = 7}, *g = &gone;
     CHECK(shms_kvcache_cache(kv, g, hashes, 4) == SHMS_KV_EARGUMENT &&
@@ -92,17 +94,130 @@ TEST(refusals_change_nothing) {
     CHECK(shms_kvcache_cached(kv, g) == SHMS_KV_EARGUMENT);
     CHECK(shms_kvcache_cache(kv, r, hashes, -1) == SHMS_KV_EARGUMENT);
     CHECK(allocate(kv, NEW, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, id, (int32_t[]){-1}) == SHMS_KV_EARGUMENT);
-    kv->groups[0].n_holders = 2;
-    CHECK(shms_kvcache_valid(kv) == SHMS_KV_ECORRUPT);
-    kv->groups[0].n_holders = 1;
-    kv->tables[r->table].ids.at[1] = 0;
-    CHECK(shms_kvcache_valid(kv) == SHMS_KV_ECORRUPT);
-    kv->tables[r->table].ids.at[1] = 4;
-    CHECK(shms_kvcache_valid(kv) == SHMS_KV_ECORRUPT);
     shms_hashlist_free(none);
     shms_hashlist_free(hashes);
     shms_kvcache_free(kv);
+    kv = shms_kvcache_new(pool, 0, NULL, NULL, NULL, 4, 4, 1 << 20, 1 << 20, -1, SHMS_KV_CACHING);
+    CHECK(shms_kvcache_cached(kv, NEW) == SHMS_KV_EARGUMENT);
+    CHECK(allocate(kv, g = NEW, 0, 0, 0, 4, 0, 4, 0, 0, 0, NULL, NULL, NULL) == 0 && shms_kvcache_cached(kv, g) == 0);
+    shms_kvcache_free(kv);
     shms_blockpool_free(pool);
+}
+
+TEST(the_checker_finds_each_broken_invariant) {
+    shms_blockpool *pool = shms_blockpool_new(8, SHMS_BLOCKPOOL_TAIL);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, (int32_t[]){SHMS_KV_FULL}, (int32_t[]){4}, (int64_t[]){0}, 4, 4, 64,
+                                        64, -1, SHMS_KV_CACHING);
+    shms_hashlist *hashes = chain(2, 0);
+    shms_kv_request request = {0}, gone = {0}, *r = &request;
+    CHECK(allocate(kv, r, 0, 0, 0, 12, 0, 8, 0, 0, 0, hashes, NULL, NULL) == 0);
+    CHECK(allocate(kv, &gone, 0, 0, 0, 12, 0, 0, 0, 0, 0, hashes, NULL, NULL) == 0);
+    shms_kv_table *t = &kv->tables[r->table], *idle = &kv->tables[gone.table];
+    CHECK(shms_kvcache_release(kv, &gone) == 0 && t->len == 3 && t->cached == 2 && t->nulls == 0);
+#define BREAKS(field, value)                                                                                           \
+    do {                                                                                                               \
+        __typeof__(field) was = field;                                                                                 \
+        CHECK(shms_kvcache_valid(kv) == 0);                                                                            \
+        field = value;                                                                                                 \
+        CHECK(shms_kvcache_valid(kv) == SHMS_KV_ECORRUPT);                                                             \
+        field = was;                                                                                                   \
+    } while (0)
+    BREAKS(pool->n_free, 1);
+    BREAKS(kv->groups[0].n_holders, 2);
+    BREAKS(idle->len, 1);
+    BREAKS(t->ids.cap, 2);
+    BREAKS(t->cached, -1);
+    BREAKS(t->cached, 4);
+    BREAKS(t->nulls, -1);
+    BREAKS(t->nulls, 1);
+    BREAKS(t->ids.at[1], 0);
+    BREAKS(t->ids.at[1], 7); /* which is free */
+    memset(t->ids.at, 0, 3 * sizeof(int32_t));
+    t->nulls = 3;
+    BREAKS(t->nulls, 4);
+    shms_hashlist_free(hashes);
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+}
+
+/* A pool in which each group has the blocks of a prompt that are 1 in its text: blocks 1, 2, ... in this order. */
+static shms_blockpool *pool_of(const shms_hashlist *hashes, int32_t n_groups, const char *const *cached) {
+    shms_blockpool *pool = shms_blockpool_new(32, SHMS_BLOCKPOOL_TAIL);
+    int32_t id = 0;
+    for (int32_t g = 0; g < n_groups; g++)
+        for (int64_t i = 0; cached[g][i]; i++)
+            if (cached[g][i] == '1' && ++id)
+                CHECK(shms_blockpool_key(pool, &id, 1, hashes, i, 1, g) == 0);
+    return pool;
+}
+
+TEST(a_prefix_that_the_alignment_cuts_short_needs_the_chunk_in_which_it_ends_now) {
+    int32_t kinds[] = {SHMS_KV_CHUNK}, sizes[] = {4};
+    int64_t params[] = {8};
+    shms_hashlist *hashes = chain(5, 0);
+    shms_kv_request r = {0};
+    for (int third = 0; third < 2; third++) { /* of five blocks the last would do; of three, the third is needed */
+        shms_blockpool *pool = pool_of(hashes, 1, (const char *[]){third ? "00101" : "00001"});
+        shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 12, 64, 64, -1, SHMS_KV_CACHING);
+        CHECK(shms_kvcache_find(kv, &r, hashes, 20) == (third ? 12 : 0) && r.n_ids == (third ? 3 : 0));
+        CHECK(!third || !memcmp(r.ids, (int32_t[]){0, 0, 1}, 12));
+        shms_kvcache_free(kv);
+        shms_blockpool_free(pool);
+    }
+    shms_hashlist_free(hashes);
+}
+
+TEST(a_group_of_the_draft_model_is_not_searched_with_those_of_the_target_model) {
+    int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_FULL | SHMS_KV_EAGLE}, sizes[] = {4, 4};
+    int64_t params[] = {0, 0};
+    shms_hashlist *hashes = chain(3, 0);
+    shms_blockpool *pool = pool_of(hashes, 2, (const char *[]){"111", "111"});
+    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, 4, 4, 64, 64, -1, SHMS_KV_CACHING);
+    shms_kv_request r = {0};
+    CHECK(shms_kvcache_find(kv, &r, hashes, 12) == 8 && r.longest == 12);
+    CHECK(r.n_ids == 4 && !memcmp(r.ids, (int32_t[]){1, 2, 4, 5}, 16));
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+    shms_hashlist_free(hashes);
+}
+
+/* Group 0 leaves block 10 out, group 1 block 9, group 0 is 8 blocks long since it has no block 8, and group 1 agrees.
+ * Now group 0 leaves out block 7, its last one; and group 1 has all of 5 to 7, and leaves out the last. */
+TEST(a_group_that_became_shorter_for_another_reason_leaves_its_last_block_out_again) {
+    int32_t kinds[] = {SHMS_KV_WINDOW | SHMS_KV_EAGLE, SHMS_KV_WINDOW | SHMS_KV_EAGLE}, sizes[] = {1, 1};
+    int64_t params[] = {1, 3};
+    shms_hashlist *hashes = chain(12, 0);
+    shms_blockpool *pool = pool_of(hashes, 2, (const char *[]){"111111110111", "011011111101"});
+    shms_kvcache *kv =
+        shms_kvcache_new(pool, 2, kinds, sizes, params, 1, 1, 64, 64, -1, SHMS_KV_CACHING | SHMS_KV_AHEAD);
+    shms_kv_request r = {0};
+    CHECK(shms_kvcache_find(kv, &r, hashes, 10) == 7);
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+    shms_hashlist_free(hashes);
+}
+
+/* Of 4 blocks in a row, a request that goes on at a multiple of 4 needs the last two. */
+TEST(tokens_that_a_window_has_not_kept_do_not_count_as_cached) {
+    static const struct {
+        int64_t passed, tokens, cached;
+    } cases[] = {{0, 8, 8}, {0, 7, 7}, {0, 6, 4}, {0, 2, 0}, {0, 4, 4}, {6, 6, 0}};
+    int32_t kinds[] = {SHMS_KV_WINDOW}, sizes[] = {1};
+    int64_t params[] = {3};
+    shms_hashlist *hashes = chain(8, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        shms_blockpool *pool = shms_blockpool_new(16, SHMS_BLOCKPOOL_TAIL);
+        shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 1, 1, 64, 64, 4, SHMS_KV_CACHING);
+        shms_kv_request r = {.boundaries = {-1, -1, -1}};
+        int64_t passed = cases[i].passed, tokens = cases[i].tokens;
+        CHECK(allocate(kv, &r, 0, 0, 0, tokens, 0, tokens, 0, 0, 0, hashes, NULL, NULL) == 0);
+        if (passed) /* all kept ones are given back, and their places are null */
+            CHECK(allocate(kv, &r, passed, passed, 0, 1, 0, tokens, 0, 0, 0, hashes, NULL, NULL) == 0);
+        CHECK(shms_kvcache_cached(kv, &r) == cases[i].cached);
+        shms_kvcache_free(kv);
+        shms_blockpool_free(pool);
+    }
+    shms_hashlist_free(hashes);
 }
 
 TEST(numbers_whose_sum_overflows_are_refused) {
@@ -167,6 +282,8 @@ TEST(numbers_whose_sum_overflows_are_refused) {
     shms_kvcache_free(kv);
     kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, 1 << 20, -1, 0);
     CHECK(allocate(kv, r, 0, 0, 0, 3, 0, 3, 0, 0, 0, hashes, NULL, NULL) == 0 && r->settled == 3);
+    kv->groups[0].param = 1; /* an external prefix of more blocks than a table can have, and the window passes them */
+    CHECK(allocate(kv, NEW, 0, 0, (int64_t)1 << 40, 1, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EMEMORY);
     shms_kvcache_free(kv);
     shms_hashlist_free(hashes);
     shms_blockpool_free(pool);
@@ -191,15 +308,17 @@ static bool lives_without(int64_t nth) {
     static const int64_t tokens[2 * SIZE], params[] = {0, 50};
     static const uint8_t parent[32];
     const shms_blockhash_extras none = {0};
-    int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {SIZE, SIZE}, id[] = {1};
+    int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {SIZE, SIZE}, ids[2 * REQUESTS];
     shms_blockpool *pool;
     shms_kvcache *kv;
     shms_hashlist *hashes;
     shms_kv_request r[REQUESTS] = {0};
     int64_t rc;
+    for (int i = 0; i < REQUESTS; i++)
+        ids[i] = 1;
     until_failure = nth;
     failed = 0;
-    DONE(pool = shms_blockpool_new(4 * REQUESTS + 1, SHMS_BLOCKPOOL_TAIL), != NULL, true);
+    DONE(pool = shms_blockpool_new(6 * REQUESTS + 3, SHMS_BLOCKPOOL_TAIL), != NULL, true);
     DONE(kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, SIZE, 1 << 20, 1 << 20, -1, SHMS_KV_CACHING),
          != NULL, true);
     DONE(hashes = shms_hashlist_new(), != NULL, true);
@@ -213,9 +332,14 @@ static bool lives_without(int64_t nth) {
             AGAIN(allocate(kv, &r[i], at, at, 0, SIZE, 0, 2 * SIZE, 0, 0, 0, hashes, NULL, NULL));
         CHECK(shms_kvcache_cached(kv, &r[i]) == 2 * SIZE);
     }
+    AGAIN(allocate(kv, r, 2 * SIZE, 2 * SIZE, 0, SIZE, 0, 0, 0, 0, 0, hashes, NULL, NULL));
     AGAIN(shms_kvcache_table(kv, r));
-    AGAIN(shms_blockpool_evict(pool, id, 1));
-    CHECK(r->n_ids == 4 && shms_blockpool_log_len(pool) == 1 && shms_kvcache_valid(kv) == 0);
+    CHECK(r->n_ids == 6 && kv->out.cap >= 6);
+    AGAIN(shms_blockpool_evict(pool, ids, REQUESTS));
+    CHECK(pool->log_cap >= REQUESTS && shms_blockpool_log_len(pool) == 1);
+    AGAIN(shms_blockpool_get(pool, ids, 2 * REQUESTS));
+    CHECK(pool->log_cap >= 2 * REQUESTS && shms_blockpool_put(pool, ids, 2 * REQUESTS, 0) == 0);
+    CHECK(shms_kvcache_valid(kv) == 0);
     until_failure = -1;
     shms_hashlist_free(hashes);
     shms_kvcache_free(kv);
