@@ -7,8 +7,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-INCLUDED = ("reader.c", "descriptors.c")
-"""What simulate.c includes for its private parts."""
+INCLUDED = ("descriptors.c",)
+"""What system.c includes for its private parts."""
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-DSHMS_STEPS", "-w"]
 
 
