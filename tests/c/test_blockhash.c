@@ -47,10 +47,10 @@ TEST(each_number_has_its_shortest_head) {
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const char *instead; /* of libcrypto: a library without hashes, or the name of none */
+static const char *stand_in; /* of libcrypto: a library without hashes, or the name of none */
 void *dlopen(const char *name, int flags) {
     REAL(dlopen, void *, const char *, int);
-    return real(instead ? instead : name, flags);
+    return real(stand_in ? stand_in : name, flags);
 }
 
 TEST(a_host_without_a_usable_libcrypto_says_so_and_appends_nothing) {
@@ -61,7 +61,7 @@ TEST(a_host_without_a_usable_libcrypto_says_so_and_appends_nothing) {
         if (child == 0) {
             shms_hashlist *list = shms_hashlist_new();
             int64_t token = 0;
-            instead = libraries[i];
+            stand_in = libraries[i];
             CHECK(shms_blockhash_ready() == SHMS_KV_ENOLIB);
             CHECK(shms_blockhash_extend(list, (uint8_t[32]){0}, 0, 1, 1, &token, &(shms_blockhash_extras){0}) ==
                   SHMS_KV_ENOLIB);
