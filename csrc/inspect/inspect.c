@@ -125,6 +125,7 @@ int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {
     read_facts(i, (uint32_t)arena, out);
     bool steady = false;
     for (int t = 0; t < SHMS_INSPECT_TRIES && !steady; t++) {
+        SHMS_LOOK("facts");
         atomic_thread_fence(memory_order_acquire);
         read_facts(i, (uint32_t)arena, &again);
         steady = memcmp(out, &again, sizeof again) == 0;
@@ -222,18 +223,18 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
 /* Entries in use lie in front, as for shms_reclaim_open, and the writer counts them. One that died may have opened a
  * lease that it has not counted, so all of its entries are read. */
 int64_t shms_inspector_open_leases(shms_inspector *i, uint64_t arena) {
-    const uint64_t n_entries = i ? i->seg.layout.max_leases : 0;
     shms_attendance who;
     shms_lease_record e;
     int64_t open = 0;
-    int rc = enter_arena(i, arena);
-    if (rc || (rc = shms_inspector_attend(i, &who)))
-        return rc;
+    int rc = shms_inspector_attend(i, &who);
+    if (rc || arena >= i->seg.layout.n_writers)
+        return rc ? rc : SHMS_EINVAL;
+    uint64_t n_entries = i->seg.layout.max_leases;
     uint64_t in_use = shms_get(&shms_segment_writer(&i->seg, (uint32_t)arena)->open_leases);
     for (uint64_t k = 0; k < n_entries && (in_use || who.writer_gone[arena]); k++)
         if (shms_inspector_lease(i, &who, (uint32_t)(arena * n_entries + k), &e)) {
             in_use -= in_use > 0;
-            open += !e.is_void && (e.held || e.owed[0] || e.owed[1] || e.owed[2] || e.owed[3]);
+            open += shms_lease_waits(&e);
         }
     return open;
 }
@@ -288,6 +289,7 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
         pins += shms_pin_count(&shms_reader_pins(t)[k], memory_order_relaxed);
     for (int tries = 0;; tries++) {
         uint64_t epoch = get_acquire(&t->epoch);
+        SHMS_LOOK("rank");
         *out = (shms_rank_record){.rank = r,
                                   .group = i->seg.layout.group_of[r],
                                   .alive = shms_segment_held(&i->seg, (int)r),

@@ -32,6 +32,11 @@ int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, s
 /* Where the object of a bounded record starts. */
 const uint8_t *shms_inspector_bytes(const shms_inspector *i, const shms_slot_record *s);
 
+/* Does a rank or its writer keep it? */
+static inline bool shms_lease_waits(const shms_lease_record *e) {
+    return !e->is_void && (e->held || e->owed[0] | e->owed[1] | e->owed[2] | e->owed[3]);
+}
+
 static inline bool shms_has_bit(const uint64_t bits[4], uint32_t r) { return bits[r / 64] >> r % 64 & 1; }
 
 #endif

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "inspect.h"
-#include "store/segment.h"
+#include "store/file.h"
 #include "store/slots.h"
 #include "store/step.h"
 
@@ -69,25 +69,29 @@ int shms_probe_file(shms_probe *out, const char *name) {
     return rc;
 }
 
+/* Is it the file that was probed? SHMS_ENOSTORE: another one, or it has changed since. */
+static int as_probed(const shms_segment *seg, uint64_t device, uint64_t inode, uint64_t size) {
+    uint64_t now;
+    if (seg->dev != device || seg->ino != inode)
+        return SHMS_ENOSTORE;
+    int rc = shms_file_size(seg, &now);
+    return rc == SHMS_OK && now != size ? SHMS_ENOSTORE : rc;
+}
+
 int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint64_t size, int force) {
-    shms_segment seg = {.fd = -1};
-    struct stat st;
+    /* The owner's lock, which no joiner takes for a writer's; of an empty file the one that its creator takes first. */
+    shms_segment seg = {.fd = -1, .arena = size ? SHMS_OWNER : 0};
     int rc = shms_segment_name(&seg, name);
     if (rc)
         return rc;
     if (shms_segment_open_file(&seg, O_RDONLY | O_NONBLOCK, false) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    if (fstat(seg.fd, &st))
-        rc = SHMS_ESYS;
-    else if (!S_ISREG(st.st_mode) || st.st_dev != device || st.st_ino != inode)
-        rc = SHMS_ENOSTORE;
-    /* The owner's lock, which no joiner takes for a writer's; of an empty file the one that its creator takes first. */
-    else if ((seg.arena = st.st_size ? SHMS_OWNER : 0, rc = shms_segment_lock(&seg, SHMS_ROLE_OF_WRITER(seg.arena))) ==
-                 SHMS_OK &&
-             fstat(seg.fd, &st))
-        rc = SHMS_ESYS;
-    else if (rc == SHMS_OK && (uint64_t)st.st_size != size)
-        rc = SHMS_ENOSTORE; /* empty when the caller looked, and finished since */
+    rc = as_probed(&seg, device, inode, size);
+    SHMS_LOOK("probed");
+    if (rc == SHMS_OK)
+        rc = shms_segment_lock(&seg, SHMS_ROLE_OF_WRITER(seg.arena));
+    if (rc == SHMS_OK)
+        rc = as_probed(&seg, device, inode, size); /* it may have been empty, and finished since */
     SHMS_LOOK("remove");
     for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;

@@ -65,7 +65,7 @@ static uint64_t next_lease(const shms_writer_table *t) {
 static bool check_slot(const shms_inspector *i, const shms_writer_table *t, const shms_slot_record *s, uint64_t flags,
                        findings *f) {
     uint32_t arena = (uint32_t)s->writer;
-    uint64_t limit = next_id(t);
+    uint64_t limit = next_id(t), kind = flags >> SHMS_SLOT_KIND_SHIFT & SHMS_SLOT_KIND_MASK;
     if (s->state > SHMS_EVICTING) {
         add(f, SHMS_F_STATE, arena, s->slot, s->state, 0);
         return false;
@@ -76,8 +76,8 @@ static bool check_slot(const shms_inspector *i, const shms_writer_table *t, cons
         add(f, SHMS_F_ID, arena, s->slot, s->id, limit);
     if (!shms_slot_flags_valid(flags))
         add(f, SHMS_F_FLAGS, arena, s->slot, flags, 0);
-    else if (s->kind >= SHMS_KINDS || (s->kind && !shms_kind_named(&t->kinds[s->kind])))
-        add(f, SHMS_F_KIND, arena, s->slot, s->kind, 0);
+    else if (kind && !shms_kind_named(&t->kinds[kind]))
+        add(f, SHMS_F_KIND, arena, s->slot, kind, 0);
     if (!s->bounded || s->length > i->seg.layout.max_object_size) {
         add(f, SHMS_F_BOUNDS, arena, s->slot, s->offset, s->length);
         return false;
@@ -187,9 +187,7 @@ static void check_holds(const shms_inspector *i, uint32_t writer, bool *listed, 
 
 /* A complete lease on an object of another writer stays until that writer comes to it; the object may go before. A void one
  * holds nothing either. */
-static bool keeps_object(const shms_lease_record *e) {
-    return e->owner == e->writer || (!e->is_void && (e->held || e->owed[0] | e->owed[1] | e->owed[2] | e->owed[3]));
-}
+static bool keeps_object(const shms_lease_record *e) { return e->owner == e->writer || shms_lease_waits(e); }
 
 static void check_leases(const shms_inspector *i, const shms_attendance *who, uint32_t arena, shms_lease_record *open,
                          bool *listed, findings *f) {

@@ -3,9 +3,15 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "failing.h"
 #include "fixture.h"
 #include "inspect/inspector.h"
 #include "inspections.h"
+
+int fstat(int fd, struct stat *out) {
+    REAL(fstat, int, int, struct stat *);
+    return fails(EIO) ? -1 : real(fd, out);
+}
 
 static shms_inspector *inspector;
 static const char *where;
@@ -91,6 +97,44 @@ TEST(a_lease_that_is_replaced_during_a_read_is_read_again) {
     end_both();
 }
 
+TEST(facts_are_read_again_until_they_agree_and_are_reported_as_moving_if_they_never_do) {
+    static const int times[] = {0, 3, 100000};
+    for (int i = 0; i < 3; i++) {
+        shms_facts f;
+        start("facts", times[i]);
+        CHECK_EQ(0, shms_inspector_facts(inspector, 0, &f));
+        int made = times[i] - replacements;
+        CHECK_EQ(i == 2 ? SHMS_INSPECT_TRIES : times[i], made);
+        CHECK_EQ(2 + made, f.next_id);
+        CHECK_EQ(i == 2, f.moving);
+        end_both();
+    }
+}
+
+static void attach_again(const char *label) {
+    if (strcmp(label, "rank") || replacements-- <= 0)
+        return;
+    shms_step_hook = NULL;
+    detach(0);
+    attach(0);
+    shms_step_hook = attach_again;
+}
+
+TEST(a_rank_whose_process_is_replaced_during_a_read_is_read_again) {
+    static const int times[] = {0, 3, 100000};
+    for (int i = 0; i < 3; i++) {
+        shms_rank_record rank;
+        start("", 0);
+        attach(0);
+        replacements = times[i];
+        shms_step_hook = attach_again;
+        CHECK_EQ(0, shms_inspector_ranks(inspector, &rank));
+        CHECK_EQ(i == 2, rank.moving);
+        CHECK_EQ(1 + (i == 2 ? SHMS_INSPECT_TRIES : times[i]), rank.epoch);
+        end_both();
+    }
+}
+
 TEST(bytes_of_an_object_that_is_evicted_during_the_copy_are_refused) {
     uint8_t out[SMALL + 64];
     start("copy", 1);
@@ -99,7 +143,27 @@ TEST(bytes_of_an_object_that_is_evicted_during_the_copy_are_refused) {
     CHECK_EQ(0, shms_inspector_copy(inspector, 0, 2, 64, SMALL, out));
     CHECK(filled((char *)out, SMALL, 2));
     CHECK_EQ(SHMS_EINVAL, shms_inspector_copy(inspector, 0, 2, 64, LARGE + 1, out));
+    CHECK_EQ(SHMS_EINVAL, shms_inspector_copy(inspector, 0, 2, 64 + LARGE + 1, 0, out));
     CHECK_EQ(SHMS_EINVAL, shms_inspector_copy(inspector, 1, 2, 0, 1, out));
+    end_both();
+}
+
+TEST(bytes_that_are_being_written_or_lie_outside_of_the_data_are_refused) {
+    uint8_t out[1];
+    shms_ticket t;
+    shms_finding f;
+    start("", 0);
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(0, verb_reserve(w, "new", 3, NULL, 0, SMALL, &t));
+    CHECK_EQ(SHMS_ESTALE, shms_inspector_copy(inspector, t.slot, t.id, 0, 1, out));
+    CHECK_EQ(SHMS_ESTALE, shms_inspector_check(inspector, t.slot, t.id, &f));
+    CHECK_EQ(0, verb_commit(w, &t, NULL));
+    CHECK_EQ(0, shms_inspector_copy(inspector, t.slot, t.id, 0, 1, out));
+    uint64_t offset = shms_get(&w->seg.slots[t.slot].offset);
+    shms_set(&w->seg.slots[t.slot].offset, 1024);
+    CHECK_EQ(SHMS_ECORRUPT, shms_inspector_copy(inspector, t.slot, t.id, 0, 1, out));
+    CHECK_EQ(SHMS_ECORRUPT, shms_inspector_check(inspector, t.slot, t.id, &f));
+    shms_set(&w->seg.slots[t.slot].offset, offset);
     end_both();
 }
 
@@ -173,6 +237,26 @@ TEST(what_is_no_file_of_that_name_is_neither_probed_nor_removed) {
     end_both();
 }
 
+TEST(a_file_that_cannot_be_looked_at_is_neither_probed_nor_removed) {
+    shms_probe p, none;
+    int rc = SHMS_ESYS, unknown = 0;
+    start("", 0);
+    shms_writer_free(w);
+    CHECK_EQ(0, shms_probe_file(&p, name));
+    until_failure = 0;
+    CHECK_EQ(SHMS_ESYS, shms_probe_file(&none, name));
+    for (int64_t nth = 0; rc; nth++) {
+        CHECK_EQ(0, access(inspector->seg.path, F_OK));
+        until_failure = nth;
+        rc = shms_segment_remove(name, p.device, p.inode, p.size, 0);
+        until_failure = -1;
+        unknown += rc == SHMS_ESYS;
+    }
+    CHECK_EQ(3, unknown); /* where it is opened, and before and after it is locked */
+    shms_inspector_free(inspector);
+    CHECK_EQ(0, store_names_left());
+}
+
 static int lease_looks, slot_looks;
 
 static void count_looks(const char *label) {
@@ -181,7 +265,7 @@ static void count_looks(const char *label) {
 }
 
 TEST(holdings_are_summed_with_one_read_of_each_lease_and_slot) {
-    enum { RANKS = 5, OBJECTS = 7, HANDED_OUT = 3 };
+    enum { RANKS = 5, OBJECTS = 7, HANDED_OUT = 3, LEASES = OBJECTS + HANDED_OUT - 1 };
     shms_view *view;
     shms_rank_record ranks[RANKS];
     uint8_t refs[OBJECTS][SHMS_REF_SIZE], again[SHMS_REF_SIZE];
@@ -196,10 +280,13 @@ TEST(holdings_are_summed_with_one_read_of_each_lease_and_slot) {
     CHECK_EQ(0, shms_reader_acquire(readers[1], refs[0], &view));
     for (int k = 1; k < OBJECTS - 1; k++)
         CHECK_EQ(1, shms_reader_release(readers[1], refs[k]));
+    shms_lease *table = w->leases.table;
+    for (uint64_t k = 0; k < LEASES; k++) /* the last is the oldest, but for one, which rank 1 has released */
+        shms_set(&table[k].opened_ns, k == 3 ? 1 : 2 * LEASES - 2 - k);
     shms_step_hook = count_looks;
     CHECK_EQ(0, shms_inspector_ranks(inspector, ranks));
     shms_step_hook = NULL;
-    CHECK_EQ(OBJECTS + HANDED_OUT - 1, lease_looks);
+    CHECK_EQ(LEASES, lease_looks);
     CHECK_EQ(OBJECTS, slot_looks);
     uint64_t span = shms_span(64 + SMALL);
     for (int r = 0; r < RANKS; r++) {
@@ -207,11 +294,16 @@ TEST(holdings_are_summed_with_one_read_of_each_lease_and_slot) {
         CHECK_EQ(r == 1, ranks[r].pins);
         CHECK_EQ(r == 1, ranks[r].pinned_objects);
         CHECK_EQ(r == 1 ? span : 0, ranks[r].pinned_bytes);
-        CHECK_EQ(r == 1 ? HANDED_OUT - 1 + 1 : OBJECTS + HANDED_OUT - 1, ranks[r].owed_leases);
+        CHECK_EQ(r == 1 ? HANDED_OUT - 1 + 1 : LEASES, ranks[r].owed_leases);
         CHECK_EQ((r == 1 ? 2 : OBJECTS) * span, ranks[r].owed_bytes);
         CHECK_EQ((r == 1 ? 2 : OBJECTS) * span, ranks[r].held_bytes);
-        CHECK(ranks[r].oldest_owed_ns > 0);
+        CHECK_EQ(r == 1 ? LEASES - 1 : 1, ranks[r].oldest_owed_ns);
     }
+    uint64_t what = shms_get(&table[0].what);
+    shms_set(&table[0].what, shms_lease_what(0xffffff, false, 0, 0)); /* a slot that there is not */
+    CHECK_EQ(0, shms_inspector_ranks(inspector, ranks));
+    CHECK_EQ(LEASES, ranks[0].owed_leases);
+    shms_set(&table[0].what, what);
     shms_view_release(view);
     end_both();
 }
@@ -240,10 +332,14 @@ TEST(only_the_count_of_open_leases_reads_them_and_it_stops_behind_the_last_in_us
     CHECK_EQ(OPEN, shms_inspector_open_leases(inspector, 0));
     CHECK_EQ(OPEN, lease_looks);
     CHECK_EQ(SHMS_EINVAL, shms_inspector_open_leases(inspector, 1));
+    CHECK_EQ(SHMS_EINVAL, shms_inspector_facts(inspector, 1, &facts));
     CHECK_EQ(SHMS_ECLOSED, shms_inspector_open_leases(NULL, 0));
     shms_step_hook = NULL;
+    attach(0);
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[1])); /* nobody waits for it, but its entry is still in use */
+    CHECK_EQ(OPEN - 1, shms_inspector_open_leases(inspector, 0));
     shms_writer_free(w);
-    CHECK_EQ(OPEN + 1, shms_inspector_open_leases(inspector, 0));
+    CHECK_EQ(OPEN, shms_inspector_open_leases(inspector, 0));
     CHECK_EQ(0, shms_writer_recover(&w, name, NULL));
     end_both();
 }
@@ -272,6 +368,7 @@ TEST(a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it) {
     shms_writer_free(w);
     CHECK_EQ(0, shms_probe_file(&p, name));
     CHECK_EQ(SHMS_ENOSTORE, shms_segment_remove(name, p.device, p.inode, p.size - 1, 1)); /* changed since the probe */
+    CHECK_EQ(SHMS_ENOSTORE, shms_segment_remove(name, p.device + 1, p.inode, p.size, 1));
     shms_step_hook = fork_here;
     CHECK_EQ(SHMS_ERANKINUSE, shms_segment_remove(name, p.device, p.inode, p.size, 0));
     shms_step_hook = NULL;

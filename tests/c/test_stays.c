@@ -126,6 +126,68 @@ TEST(a_removal_that_is_refused_stops_no_writer_from_joining) {
     CHECK(!there());
 }
 
+static void finish_now(const char *label) {
+    if (!strcmp(label, "probed")) {
+        shms_step_hook = NULL;
+        CHECK_EQ(0, truncate(came->seg.path, 4096));
+    }
+}
+
+TEST(an_empty_file_that_its_creator_finishes_beside_a_removal_stays) {
+    shms_writer absent = {0};
+    shms_probe p;
+    came = &absent;
+    name = store_name("empty");
+    snprintf(absent.seg.path, sizeof absent.seg.path, "/dev/shm/%s", name);
+    CHECK_EQ(0, close(shm_open(name, O_RDWR | O_CREAT, 0600)));
+    p = probe();
+    shms_step_hook = finish_now;
+    CHECK_EQ(SHMS_ENOSTORE, shms_segment_remove(name, p.device, p.inode, 0, 0));
+    CHECK(!shms_step_hook && there());
+    p = probe();
+    CHECK_EQ(SHMS_OK, shms_segment_remove(name, p.device, p.inode, p.size, 0));
+    CHECK(!there());
+}
+
+TEST(a_copy_of_an_ephemeral_store_is_one_as_far_as_its_writers_say_so) {
+    shms_writer *w = create(2, SHMS_EPHEMERAL);
+    const shms_layout *l = &w->seg.layout;
+    uint64_t count = offsetof(shms_superblock, layout.n_writers),
+             stride = offsetof(shms_superblock, layout.arena_stride);
+    uint64_t stays = l->writer_at + l->arena_stride + offsetof(shms_writer_table, stays); /* of writer 1 */
+    const struct {
+        uint64_t size, at[2], values[2], ephemeral;
+    } cases[] = {
+        {l->file_size, {0}, {0}, 1},
+        {count, {0}, {0}, 0}, /* cut off there */
+        {stays, {0}, {0}, 0},
+        {l->file_size, {stays}, {SHMS_UNTIL_CLOSED}, 1},
+        {l->file_size, {stays}, {SHMS_BEYOND_DEATH}, 0},
+        {l->file_size, {stays - l->arena_stride}, {SHMS_UNTIL_CLOSED}, 0},
+        {l->file_size, {count}, {UINT64_MAX}, 0},
+        {l->file_size, {count, stride}, {UINT64_MAX, 0}, 1}, /* all of them in the same place: the probe ends */
+    };
+    uint8_t *bytes = zeroed(l->file_size);
+    int fd = shm_open(name, O_RDONLY, 0);
+    CHECK_EQ((ssize_t)l->file_size, pread(fd, bytes, l->file_size, 0));
+    close(fd);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        shms_probe found;
+        const char *copy = store_name("copy");
+        fd = shm_open(copy, O_RDWR | O_CREAT, 0600);
+        CHECK_EQ((ssize_t)cases[i].size, write(fd, bytes, cases[i].size));
+        for (int k = 0; k < 2 && cases[i].at[k]; k++)
+            CHECK_EQ(8, pwrite(fd, &cases[i].values[k], 8, (off_t)cases[i].at[k]));
+        close(fd);
+        CHECK_EQ(SHMS_OK, shms_probe_file(&found, copy));
+        CHECK_EQ(1, found.same_version);
+        CHECK_EQ(cases[i].ephemeral, found.ephemeral);
+        CHECK_EQ(0, shm_unlink(copy));
+    }
+    free(bytes);
+    close_as(w, SHMS_AS_RECORDED);
+}
+
 static void close_now(const char *label) {
     if (!strcmp(label, "refused")) {
         shms_step_hook = NULL;
