@@ -15,6 +15,7 @@ from shmstore.scheduler.block_pool import BlockPool
 from shmstore.tiers import open_tier
 from shmstore.tiers.mooncake import MooncakeTier
 from shmstore.tiers.relay_client import RelayClient
+from tests.c.coverage import ROOT, not_run
 from tests.multimodal.helpers import config, item, shm_sender
 from tests.support import Stores, store_name
 
@@ -133,3 +134,9 @@ def test_urls_of_tiers_with_wrong_parts_are_refused(tmp_path: Path) -> None:
         MooncakeTier("host")
     with pytest.raises(ValueError, match="option of the URL"):
         open_tier("rediss://host:6379?ssl_cert_reqs=perhaps")
+
+
+@pytest.mark.checkout
+def test_each_line_that_is_said_not_to_run_is_in_its_file() -> None:
+    for path, text in not_run():
+        assert text in [line.strip() for line in (ROOT / path).read_text().splitlines()], path

@@ -1,13 +1,16 @@
-"""Run the tests of C in the build for coverage, and print what of the core they do not run: make coverage.
+"""Run the tests of C in the build for coverage, and print what of the core they do not run: make -C tests/c coverage.
 
-Each test leaves its counts in a folder of its own, so that `ran` can also say which tests run a line.
+Each test leaves its counts in a folder of its own, so that `ran` can also say which tests run a line. A folder that is
+named has what Python's tests leave, the extension's counts and the package's python.json: `make coverage`. Then what
+does not run must be in not_run.txt.
 """
 
 import json
 import os
 import shutil
 import subprocess
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -29,15 +32,17 @@ def run(test: Path) -> Path:
     return counts
 
 
-def read(counts: Path, where: str = "core/*/*.gcda") -> tuple[dict[Line, int], dict[tuple[Line, int], int]]:
+def read(
+    counts: Path, where: str = "core/*/*.gcda", built_in: Path = HERE
+) -> tuple[dict[Line, int], dict[tuple[Line, int], int]]:
     """Return how often each line of the core ran, and each branch: the nth of its line."""
     lines: dict[Line, int] = defaultdict(int)
     branches: dict[tuple[Line, int], int] = defaultdict(int)
     data = sorted(counts.glob(where))
-    out = subprocess.run(["gcov", "-j", "-t", "-b", *data], check=True, capture_output=True, cwd=HERE).stdout
+    out = subprocess.run(["gcov", "-j", "-t", "-b", *data], check=True, capture_output=True, cwd=built_in).stdout
     for one in out.splitlines():
         for file in json.loads(one)["files"]:
-            path = (HERE / file["file"]).resolve()
+            path = (built_in / file["file"]).resolve()
             if ROOT / "csrc" not in path.parents:
                 continue
             source = path.read_text().splitlines()
@@ -61,25 +66,59 @@ def ran() -> dict[str, set[Line]]:
     }
 
 
-def main() -> None:
+def not_run() -> dict[tuple[str, str], list[str]]:
+    """Return the lines that not_run.txt lists, and why each does not run, as often as it is listed."""
+    why, found = "", defaultdict(list)
+    for text in (HERE / "not_run.txt").read_text().splitlines():
+        if text.startswith("= "):
+            why = text[2:]
+        elif text.startswith(("csrc/", "shmstore/")):
+            path, _, rest = text.partition(": ")
+            found[path, rest.partition(" -- ")[0]].append(why)
+    return found
+
+
+def of_python(report: Path) -> dict[Line, str]:
+    """Return which lines of Python do not run, or not in each way, by the report of `coverage json`."""
+    missing = {}
+    for path, file in json.loads(report.read_text())["files"].items():
+        missing.update({(path, abs(line)): "a branch" for line, _ in file["missing_branches"]})
+        missing.update({(path, line): "never runs" for line in file["missing_lines"]})
+    return missing
+
+
+def main() -> int:
+    every = [read(run(test)) for test in built()]
+    every += [read(Path(folder), "csrc/*/*.gcda", ROOT) for folder in sys.argv[1:]]
     lines: dict[Line, int] = defaultdict(int)
     branches: dict[tuple[Line, int], int] = defaultdict(int)
-    for test in built():
-        more_lines, more_branches = read(run(test))
+    for more_lines, more_branches in every:
         for line, count in more_lines.items():
             lines[line] += count
         for branch, count in more_branches.items():
             branches[branch] += count
+    missing = {}
     for at in sorted(lines):
         own = [count for (line, _), count in branches.items() if line == at]
         if not lines[at] or not all(own):
-            what = "never runs" if not lines[at] else f"{own.count(0)} of {len(own)} branches"
-            text = (ROOT / at[0]).read_text().splitlines()[at[1] - 1].strip()
-            print(f"{at[0]}:{at[1]}: {what}: {text}")
+            missing[at] = "never runs" if not lines[at] else f"{own.count(0)} of {len(own)} branches"
+    for folder in sys.argv[1:]:
+        missing |= of_python(Path(folder) / "python.json")
+    known, unknown, why = not_run() if sys.argv[1:] else {}, 0, Counter[str]()
+    for (path, n), what in missing.items():
+        text = (ROOT / path).read_text().splitlines()[n - 1].strip()
+        if known.get((path, text)):
+            why[known[path, text].pop()] += 1
+        else:
+            print(f"{path}:{n}: {what}: {text}")
+            unknown += 1
     for folder in sorted({path.rpartition("/")[0] for path, _ in lines}):
         of_lines = share([count for (path, _), count in lines.items() if path.startswith(folder)])
         of_branches = share([count for ((path, _), _), count in branches.items() if path.startswith(folder)])
         print(f"{folder}: {of_lines} lines, {of_branches} branches")
+    for reason, times in why.items():
+        print(f"{times} lines in not_run.txt: {reason}")
+    return 1 if sys.argv[1:] and unknown else 0
 
 
 def share(counts: list[int]) -> str:
@@ -87,4 +126,4 @@ def share(counts: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
