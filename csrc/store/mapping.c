@@ -34,8 +34,7 @@ static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size) {
     }
     if (at > room)
         munmap(room, (size_t)(at - room));
-    if (room + HUGE_PAGE > at)
-        munmap(at + size, (size_t)(room + HUGE_PAGE - at));
+    munmap(at + size, (size_t)(room + HUGE_PAGE - at));
     return at;
 }
 

@@ -60,7 +60,7 @@ static int open_unfinished(shms_segment *seg, int role) {
             return role == SHMS_ROLE_WRITER && shms_segment_held(seg, role) ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
         if (!shms_segment_named(seg)) /* finished, and closed already */
             return SHMS_ENOSTORE;
-        if (size == 0 && (role >= 0 || role == SHMS_ROLE_INSPECTOR))
+        if (size == 0 && role >= 0)
             return SHMS_ECREATING;
         if (ended) /* checked again after the lock was found free: nobody will finish it */
             return SHMS_ELAYOUT;
@@ -124,13 +124,12 @@ int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
     return e->options && !has_options(seg, e->options) ? SHMS_EOPTIONS : SHMS_OK;
 }
 
-int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
+void shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
     *seg = *of;
     seg->borrowed = true;
     seg->lock = NULL;
-    if (shms_segment_open_file(seg, O_RDWR, false) < 0)
-        return SHMS_ESYS;
-    return mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) ? SHMS_ESYS : SHMS_OK;
+    shms_segment_open_file(seg, O_RDWR, false);
+    mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE);
 }
 
 void shms_segment_close(shms_segment *seg) {

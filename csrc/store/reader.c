@@ -72,12 +72,10 @@ int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint3
 int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank) {
     struct shms_reader *r = calloc(1, sizeof *r);
     r->rank = rank;
-    int rc = shms_segment_borrow(&r->seg, of);
-    if (rc == SHMS_OK)
-        rc = take_rank(r, true);
+    shms_segment_borrow(&r->seg, of);
     atomic_store(&r->refs, 1);
     *out = r;
-    return rc;
+    return take_rank(r, true);
 }
 #endif
 

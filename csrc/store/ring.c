@@ -174,7 +174,7 @@ bool shms_ring_near(shms_ring *r, enum shms_area_name name, enum shms_level leve
         if (left-- == 0)
             return false;
         gap = shms_ring_end(r, s);
-        bool goes = level != SHMS_GAPS && (level == SHMS_ANY || !shms_ring_is_used(r, s)) && may_go(context, s);
+        bool goes = (level == SHMS_ANY || !shms_ring_is_used(r, s)) && may_go(context, s);
         s = r->next[s];
         if (!goes) {
             start = gap;
@@ -261,8 +261,7 @@ void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
     for (uint32_t z = shms_ring_zone(r, start); z <= shms_ring_zone(r, end - 1); z++) {
         shms_zone *zone = &r->zones[z];
         shms_ring_stale(r, z);
-        if (zone->first != SHMS_NONE && shms_ring_start(r, zone->first) >= start &&
-            shms_ring_start(r, zone->first) < end)
+        if (zone->first != SHMS_NONE && shms_ring_start(r, zone->first) >= start)
             zone->first =
                 behind != SHMS_NONE && shms_ring_start(r, behind) < shms_zone_start(r, z + 1) ? behind : SHMS_NONE;
     }

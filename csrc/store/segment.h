@@ -98,7 +98,7 @@ int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
 char *shms_segment_map_private(const shms_segment *seg, const char *at, uint64_t size, void **map, uint64_t *map_size);
 
 /* For tests under ThreadSanitizer, which does not see races between two mappings: a second role on `of`'s mapping. */
-int shms_segment_borrow(shms_segment *seg, const shms_segment *of);
+void shms_segment_borrow(shms_segment *seg, const shms_segment *of);
 
 /* Takes the role's lock. SHMS_EWRITERACTIVE or SHMS_ERANKINUSE if a process holds it. SHMS_ENOSTORE if the name no
  * longer names this segment. */

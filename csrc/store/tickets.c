@@ -31,7 +31,7 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     uint64_t behind = payload_size + extra_len;
     uint64_t length = behind ? payload_at + behind : (uint64_t)key_len + meta_len;
     uint64_t span = shms_span(length), secret;
-    if (length > w->seg.layout.max_object_size || span > w->seg.layout.capacity)
+    if (length > w->seg.layout.max_object_size)
         return SHMS_ETOOLARGE;
     if (kind && (kind >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[kind])))
         return SHMS_EINVAL;

@@ -31,8 +31,6 @@ int shms_watch_read(int watch, const char *name) {
     int found = 0;
     for (;;) {
         ssize_t size = read(watch, events.bytes, sizeof events.bytes);
-        if (size < 0 && errno == EINTR)
-            continue;
         if (size < 0 && errno != EAGAIN)
             return SHMS_ESYS;
         if (size <= 0)

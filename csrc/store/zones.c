@@ -178,14 +178,10 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,
                     int64_t *budget, uint64_t *at, uint64_t *longest) {
     zone_search q = {.span = span, .best = UINT64_MAX, .level = level};
-    int rc = 0;
-    if (to > from) {
-        uint32_t last = shms_ring_zone(z->ring, to - 1);
-        if (hand < to)
-            rc = search_zones(z, hand, last, &q, budget);
-        if (rc == 0 && (hand > from || hand >= to))
-            rc = search_zones(z, from, last, &q, budget);
-    }
+    uint32_t last = shms_ring_zone(z->ring, to - 1);
+    int rc = hand < to ? search_zones(z, hand, last, &q, budget) : 0;
+    if (rc == 0 && hand > from)
+        rc = search_zones(z, from, last, &q, budget);
     *at = q.at;
     *longest = q.longest;
     return rc;
