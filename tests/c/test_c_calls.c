@@ -24,6 +24,9 @@ static bool shows(const uint8_t *packed, uint64_t size) {
 TEST(a_put_is_handed_out_and_a_hit_hands_it_out_again) {
     uint8_t again[SHMS_REF_SIZE];
     begin();
+    shms_object bare = {.key = "bare", .key_len = 4};
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, &bare, NULL, ref)); /* no metadata either */
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
     for (uint64_t size = 0; size <= sizeof payload; size += sizeof payload) {
         shms_object o = object_of(size ? "all" : "nothing", size);
         CHECK_EQ(SHMS_OK, shms_writer_put(w, &o, size ? payload : NULL, ref));
@@ -68,15 +71,75 @@ TEST(what_is_aborted_or_refused_takes_no_room) {
 }
 
 TEST(a_commit_after_the_close_ends_the_object) {
-    begin();
+    for (uint32_t flags = 0; flags <= SHMS_CHECKSUMS; flags += SHMS_CHECKSUMS) {
+        open_store("closed", (shms_options){.capacity = 1024, .n_readers = 1, .flags = flags}, 1);
+        shms_object o = object_of("k", sizeof payload);
+        CHECK_EQ(SHMS_OK, shms_writer_begin(w, &o, &place, &u));
+        CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+        CHECK_EQ(SHMS_ECLOSED, shms_uncommitted_commit(u, ref));
+        shms_writer_free(w);
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
+        CHECK(!has_key(w, "k"));
+        end();
+    }
+}
+
+TEST(an_address_is_told_of_each_arena_and_the_bytes_of_each_protected_object) {
+    uint64_t of_writer[2], size;
+    shms_stored seen;
     shms_object o = object_of("k", sizeof payload);
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, &o, &place, &u));
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    CHECK_EQ(SHMS_ECLOSED, shms_uncommitted_commit(u, ref));
+    open_store("places", (shms_options){.capacity = 1024, .n_readers = 1, .n_writers = 2, .flags = SHMS_OWNS}, 1);
+    CHECK_EQ(0, shms_writer_data(w, of_writer)); /* an owner has no arena */
+    CHECK(of_writer[0] == 0 && of_writer[1] == 0);
+    CHECK_EQ(1, shms_reader_writer_epoch(readers[0]));
+    shms_writer *joined;
+    CHECK_EQ(SHMS_OK, shms_writer_join(&joined, name, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_put(joined, &o, payload, ref));
+    shms_view *v = view_of(readers[0], ref);
+    const char *at = (const char *)(uintptr_t)shms_reader_data(readers[0], 1, &size);
+    CHECK(v && size == 1024 && at <= v->key && v->payload + v->payload_size <= at + size);
+    CHECK(shms_reader_data(readers[0], 0, &size) && size == 0); /* never taken */
+    CHECK(!shms_reader_data(readers[0], 2, &size) && size == 0);
+    const char *own = (const char *)(uintptr_t)shms_writer_data(joined, of_writer);
+    CHECK_EQ(1024, of_writer[0]);
+    CHECK_EQ(joined->seg.layout.data_at + joined->seg.layout.data_stride, of_writer[1]);
+    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_look(joined, "k", 1, &seen));
+    CHECK_EQ(SHMS_OK, verb_protect(joined, "k", 1));
+    CHECK_EQ(SHMS_OK, shms_writer_look(joined, "k", 1, &seen));
+    CHECK(seen.payload - own == v->payload - at && filled(seen.payload, seen.payload_size, 1));
+    CHECK(seen.payload_size == sizeof payload && seen.meta_len == 1 && *seen.meta == 'm' && seen.extra_len == 0);
+    CHECK_EQ(SHMS_OK, verb_unprotect(joined, "k", 1));
+    shms_view_release(v);
+    shms_writer_free(joined);
+    CHECK_EQ((uint64_t)getpid(), shms_reader_pid(name, 0));
+    CHECK_EQ(0, shms_reader_pid(name, 1)); /* no such rank */
+    detach(0);
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
     shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    CHECK(!has_key(w, "k"));
+}
+
+TEST(the_last_moment_that_any_writer_has_told_holds_for_all) {
+    uint64_t moment;
+    open_store("tiers", (shms_options){.capacity = 1024, .n_readers = 1, .n_writers = 2}, 0);
+    shms_writer *joined, *tell[2] = {w};
+    CHECK_EQ(SHMS_OK, shms_writer_join(&joined, name, 1, NULL));
+    tell[1] = joined;
+    CHECK(shms_writer_tier_cleared(w, &moment) == SHMS_OK && moment == 0);
+    for (uint64_t n = 1; n < 5; n++) {
+        CHECK_EQ(SHMS_OK, shms_writer_clear_tier(tell[n % 2], n));
+        for (int i = 0; i < 2; i++)
+            CHECK(shms_writer_tier_cleared(tell[i], &moment) == SHMS_OK && moment == n);
+    }
+    shms_writer_free(joined);
     end();
+}
+
+TEST(a_code_has_a_text_and_the_library_a_version) {
+    CHECK(!strcmp(SHMSTORE_VERSION, shms_version()));
+    CHECK(!strcmp("done", shms_strerror(SHMS_OK)));
+    CHECK(strcmp(shms_strerror(SHMS_EMAP), shms_strerror(SHMS_ENOARENA)));
+    CHECK(!strcmp(shms_strerror(1), shms_strerror(SHMS_EMAP - 1)) &&
+          !strcmp(shms_strerror(1), shms_strerror(INT32_MIN)));
 }
 
 TEST(what_only_a_later_version_knows_is_refused) {
@@ -265,6 +328,14 @@ TEST(a_tensor_that_cannot_be_described_is_refused) {
     CHECK(0 < longest && longest <= SHMS_TENSOR_META);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(meta, others[i], shape, 1));
+    static const char array[] = "\x98\xc7\0\4\xa3<f4\0\xcc\xff\xcd\xff\xff\xce\xff\xff\xff\xff\xcf\0\0\0\1\0\0\0\0\x7f",
+                      scalar[] = "\x93\xc7\0\3\xa4"
+                                 "bool\0";
+    const uint64_t sizes[] = {UINT8_MAX, UINT16_MAX, UINT32_MAX, UINT64_C(1) << 32, 127};
+    CHECK_EQ(sizeof array - 1, shms_tensor_meta(meta, "<f4", sizes, 5));
+    CHECK(!memcmp(array, meta, sizeof array - 1));
+    CHECK_EQ(sizeof scalar - 1, shms_tensor_meta(meta, "bool", NULL, 0));
+    CHECK(!memcmp(scalar, meta, sizeof scalar - 1));
     CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(meta, "float32", shape, SHMS_MAX_DIMS + 1));
     CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(meta, "float32", NULL, 1));
     CHECK_EQ(SHMS_EINVAL, shms_tensor_meta(NULL, "float32", shape, 1));

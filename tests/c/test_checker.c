@@ -25,7 +25,8 @@ TEST(each_bit_of_the_books_counts) {
     for (uint64_t k = 0; k < OBJECTS; k++) {
         shms_ticket t;
         const char *key = key_of("", k);
-        CHECK_EQ(SHMS_OK, verb_begin_of(w, key, 1, NULL, 0, 30000 * k, k % 2 ? (uint32_t)kind : 0, k < 4, &t, NULL));
+        CHECK_EQ(SHMS_OK,
+                 verb_begin_of(w, key, 1, NULL, 0, 1000 + 30000 * k, k % 2 ? (uint32_t)kind : 0, k < 4, &t, NULL));
         CHECK_EQ(SHMS_OK, verb_commit(w, &t, k < 4 ? ref : NULL));
     }
     CHECK_EQ(SHMS_OK, verb_hit(w, "1", 1, ref)); /* two leases on one object */
@@ -38,12 +39,15 @@ TEST(each_bit_of_the_books_counts) {
     FOUND(r->first);
     FOUND(r->last);
     FOUND(r->count);
-    uint64_t *hand = &r->areas[SHMS_LARGE].hand, was = *hand;
-    for (int wrong = 0; wrong < 2; wrong++) {
-        *hand = wrong ? r->capacity + SHMS_ALIGN : shms_ring_start(r, r->last) + SHMS_ALIGN; /* inside of an object */
+    uint64_t hands[] = {r->areas[SHMS_LARGE].hand, r->areas[SHMS_SMALL].hand};
+    for (int wrong = 0; wrong < 3; wrong++) {
+        r->areas[SHMS_LARGE].hand = wrong == 0   ? r->capacity + SHMS_ALIGN
+                                    : wrong == 1 ? shms_ring_start(r, r->last) + SHMS_ALIGN /* inside of an object */
+                                                 : hands[SHMS_LARGE];
+        r->areas[SHMS_SMALL].hand = wrong == 2 ? 0 : hands[SHMS_SMALL];
         CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
     }
-    *hand = was;
+    r->areas[SHMS_SMALL].hand = hands[SHMS_SMALL];
     FOUND(r->areas[SHMS_LARGE].hand_next);
     for (uint32_t z = 0; z < r->n_zones; z++)
         FOUND(r->zones[z].first);

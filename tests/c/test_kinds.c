@@ -70,6 +70,7 @@ TEST(a_name_gets_one_number_and_there_are_fifteen) {
     CHECK_EQ(0, shms_writer_kind(w, "another", 7));
     CHECK_EQ(image, shms_writer_kind(w, "image", 5));
     CHECK_EQ(0, shms_writer_kind(w, "imag", 4));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, NULL, 1));
     CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "", 0));
     CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "a\0b", 3));
     CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "a name of 24 bytes is to", 24));

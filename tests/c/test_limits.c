@@ -73,7 +73,7 @@ int fchmod(int fd, mode_t mode) {
 /* ---- each call of the system, in each call of ours ---- */
 
 static const char *name, *remains;
-static shms_writer *mine, *theirs;
+static shms_writer *mine, *theirs, *small;
 static shms_reader *reader;
 static shms_view *view;
 static uint8_t ref[SHMS_REF_SIZE];
@@ -110,16 +110,45 @@ static int inspect(void) {
     shms_inspector_free(i);
     return rc < 0 ? (int)rc : SHMS_OK;
 }
+/* A call without a failure of its own, in one that has another. */
+static void aside(void (*does)(void)) {
+    int64_t left = until_failure;
+    until_failure = -1;
+    does();
+    until_failure = left;
+}
+static void die_early(void) { close(shm_open(remains, O_RDWR | O_CREAT | O_CLOEXEC, 0600)); }
+static void remove_remains(void) { shm_unlink(remains); }
 /* Removes the file of a creator that died early. */
 static int discard(void) {
-    int64_t left = until_failure;
     shms_probe p;
-    until_failure = -1;
-    close(shm_open(remains, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    until_failure = left;
+    aside(die_early);
     int rc = shms_probe_file(&p, remains);
     return rc ? rc : shms_segment_remove(remains, p.device, p.inode, p.size, 0);
 }
+static int meet(void) {
+    shms_reader *none;
+    aside(die_early);
+    int rc = shms_reader_attach(&none, remains, 0, NULL);
+    aside(remove_remains);
+    return rc == SHMS_ECREATING ? SHMS_OK : rc;
+}
+static void end_small(void) { end_writer(small); }
+/* In a store that needs no huge pages. */
+static int reserve(void) {
+    const shms_options o = {.capacity = 4096, .n_readers = 1, .max_objects = 8};
+    const shms_object object = {.key = "key", .key_len = 3, .payload_size = 10};
+    shms_uncommitted *u;
+    char *payload;
+    int rc = shms_writer_create(&small, remains, &o);
+    if (rc)
+        return rc;
+    if ((rc = shms_writer_begin(small, &object, &payload, &u)) == SHMS_OK)
+        shms_uncommitted_abort(u);
+    aside(end_small);
+    return rc;
+}
+static int ask_node(void) { return shms_node_check(0) && errno == ENOMEM ? SHMS_ESYS : SHMS_OK; }
 static int protect(void) {
     static const uint8_t keys[] = {3, 0, 0, 0, 'k', 'e', 'y'};
     shms_batch b = {0};
@@ -145,8 +174,9 @@ static int leave(void) {
     return rc;
 }
 static int (*const calls[])(void) = {
-    create, join,    attach,  put,     hit,   get,   let_go, get_privately,     let_go, find, let_go,
-    ask,    inspect, discard, protect, limit, clear, detach, put_all_that_fits, leave,  join};
+    create, join,    attach,  put,  hit,     get,      let_go,  get_privately, let_go, find,   let_go,
+    ask,    inspect, discard, meet, reserve, ask_node, protect, limit,         clear,  detach, put_all_that_fits,
+    leave,  join};
 
 static uint64_t lines_of(const char *path, const char *with) {
     char line[4096];

@@ -5,8 +5,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 
+#include "store/file.h"
 #include "support.h"
 
 enum { SIZE = 64 };
@@ -78,6 +82,28 @@ TEST(a_watch_tells_of_a_file_and_of_the_end_of_a_creation) {
     CHECK_EQ(SHMS_ESYS, shms_watch_read(wait.fd, name));
 }
 
+TEST(a_watch_takes_what_happens_to_the_folder_for_a_store_and_needs_one) {
+    char folder[] = "/tmp/shms-watch-XXXXXX";
+    int watch;
+    CHECK(mkdtemp(folder));
+    CHECK_EQ(SHMS_OK, shms_watch(&watch, folder));
+    CHECK(chmod(folder, 0500) == 0 && shms_watch_read(watch, "any") == 1);
+    shms_watch_close(&watch);
+    CHECK_EQ(0, rmdir(folder));
+    CHECK_EQ(SHMS_ESYS, shms_watch(&watch, folder));
+    CHECK_EQ(ENOENT, errno);
+    shms_watch_close(&watch);
+    struct rlimit before, none;
+    CHECK_EQ(0, getrlimit(RLIMIT_NOFILE, &before));
+    none = before;
+    none.rlim_cur = 0;
+    CHECK_EQ(0, setrlimit(RLIMIT_NOFILE, &none));
+    CHECK_EQ(SHMS_ESYS, shms_watch(&watch, "/dev/shm"));
+    CHECK_EQ(EMFILE, errno);
+    CHECK_EQ(0, setrlimit(RLIMIT_NOFILE, &before));
+    shms_watch_close(&watch);
+}
+
 TEST(a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours) {
     const char *name = store_name("magic");
     uint64_t magic = 0;
@@ -96,24 +122,33 @@ TEST(a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours) {
     shm_unlink(name);
 }
 
-/* The library's calls come here: a file that is to be created is locked at once, as by a process that removes it; or the
- * one that is opened has gone before the next call. */
+/* The library's calls come here: a file that is to be created is locked at once, as by a process that removes it; one
+ * that is opened has gone before the next call; or it may not be opened. */
 static int remover = -1;
-static bool removing;
+static bool removing, denied;
 static const char *goes;
+static int opened_before; /* how many times, before it goes */
 
 int open(const char *path, int flags, ...) {
+    if (denied) {
+        errno = EACCES;
+        return -1;
+    }
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0600);
     if (removing && fd >= 0 && flags & O_EXCL) {
         struct flock writer = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
         remover = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
         CHECK(remover >= 0 && fcntl(remover, F_OFD_SETLK, &writer) == 0);
     }
-    if (goes)
+    if (goes && opened_before-- == 0) {
         CHECK_EQ(0, shm_unlink(goes));
-    goes = NULL;
+        goes = NULL;
+    }
     return fd;
 }
+
+static bool another_user;
+uid_t geteuid(void) { return (uid_t)syscall(SYS_geteuid) + another_user; }
 
 /* Otherwise it could remove the next store of that name. */
 TEST(a_creator_leaves_its_name_to_the_process_that_removes_it) {
@@ -135,9 +170,95 @@ TEST(an_unfinished_creation_that_goes_while_it_is_opened_is_no_store) {
             int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
             CHECK(fd >= 0 && ftruncate(fd, size) == 0);
             goes = name;
+            opened_before = 0;
             CHECK_EQ(SHMS_ENOSTORE,
                      writes ? shms_writer_recover(&w, name, NULL) : shms_reader_attach(&r, name, 0, NULL));
             close(fd);
         }
     }
+}
+
+TEST(a_name_that_goes_at_any_moment_of_a_recovery_is_no_store) {
+    int rc = SHMS_ENOSTORE, at = 0;
+    for (; rc == SHMS_ENOSTORE; at++) {
+        const char *name = store_name("soon");
+        shms_writer *w = leave(name, &asked);
+        shms_writer_free(w);
+        goes = name;
+        opened_before = at;
+        rc = shms_writer_recover(&w, name, NULL);
+        if (rc == SHMS_OK)
+            end_writer(w);
+    }
+    CHECK_EQ(SHMS_OK, rc);
+    CHECK_EQ(4, at); /* it has been opened to be looked at, mapped and locked */
+    goes = NULL;
+}
+
+TEST(a_socket_is_no_store) {
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    const char *name = store_name("socket");
+    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    shms_reader *r;
+    snprintf(at.sun_path, sizeof at.sun_path, "/dev/shm/%s", name);
+    CHECK(s >= 0 && bind(s, (struct sockaddr *)&at, sizeof at) == 0);
+    CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0, NULL));
+    close(s);
+    CHECK_EQ(0, shm_unlink(name));
+}
+
+TEST(a_store_that_may_not_be_opened_is_foreign_unless_it_is_not_yet_open_to_its_group) {
+    const int64_t own = getuid();
+    const struct {
+        off_t size;
+        int64_t allow_uid;
+        bool mine;
+        int rc;
+    } cases[] = {{0, own, false, SHMS_ECREATING},
+                 {0, own + 2, false, SHMS_EFOREIGN},
+                 {0, SHMS_OWN_UID, false, SHMS_EFOREIGN},
+                 {4096, own, false, SHMS_EFOREIGN},
+                 {0, own, true, SHMS_ESYS}};
+    shms_reader *r;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *name = store_name("foreign");
+        shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = cases[i].allow_uid};
+        int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+        CHECK(fd >= 0 && ftruncate(fd, cases[i].size) == 0);
+        close(fd);
+        denied = true;
+        another_user = !cases[i].mine;
+        CHECK_EQ(cases[i].rc, shms_reader_attach(&r, name, 0, &e));
+        CHECK_EQ(cases[i].mine ? SHMS_ESYS : SHMS_EFOREIGN, shms_reader_attach(&r, name, 0, NULL));
+        CHECK_EQ(EACCES, errno);
+        CHECK_EQ(0, shm_unlink(name));
+        CHECK_EQ(SHMS_ESYS, shms_reader_attach(&r, name, 0, &e)); /* nobody's */
+        denied = another_user = false;
+    }
+}
+
+TEST(a_store_is_its_users_own_and_admits_no_other_unless_that_is_expected) {
+    const char *name = store_name("owner");
+    shms_writer *w = leave(name, &asked);
+    const int64_t own = getuid();
+    for (int other = 0; other < 2; other++)
+        for (mode_t mode = 0600; mode <= 0660; mode += 060)
+            for (int64_t allow = SHMS_OWN_UID; allow <= own; allow += own + 1) {
+                shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = allow};
+                shms_reader *r = NULL;
+                CHECK_EQ(0, fchmod(w->seg.fd, mode));
+                another_user = other;
+                CHECK_EQ(allow == own || (!other && mode == 0600) ? SHMS_OK : SHMS_EFOREIGN,
+                         shms_reader_attach(&r, name, 0, &e));
+                shms_reader_free(r);
+                another_user = false;
+            }
+    shms_segment seg;
+    CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR, NULL));
+    close(seg.fd); /* as any code of the process may do */
+    CHECK_EQ(SHMS_ESYS, shms_segment_is(&seg, NULL));
+    CHECK_EQ(seg.control_size, shms_segment_lacks(&seg)); /* nothing is known to be there */
+    CHECK(!shms_exceeds_free_space(seg.fd, UINT64_MAX));
+    shms_segment_close(&seg);
+    end_writer(w);
 }

@@ -27,12 +27,14 @@ int fstatvfs(int fd, struct statvfs *fs) {
 }
 
 #define HUGETLBFS 0x958458f6
+#define XFS 0x58465342
 static uint32_t file_system = 0x01021994; /* tmpfs */
+static long huge_page = 1 << 30;
 int fstatfs(int fd, struct statfs *fs) {
     int rc = (int)syscall(SYS_fstatfs, fd, fs);
     fs->f_type = (long)file_system;
     if (file_system == HUGETLBFS)
-        fs->f_bsize = 1 << 30;
+        fs->f_bsize = huge_page;
     return rc;
 }
 
@@ -50,6 +52,7 @@ static uint64_t preferred(int fd, off_t at) {
 static off_t reserved_last;
 static uint64_t reserved_on; /* the nodes of all data that was reserved, when it was */
 static int calls, refused_call; /* from that one on; 0: none */
+static int refused_why = ENOSPC;
 int fallocate(int fd, int mode, off_t at, off_t n) {
     if (mode == 0) {
         reserved_last = at;
@@ -57,7 +60,7 @@ int fallocate(int fd, int mode, off_t at, off_t n) {
             reserved_on &= preferred(fd, at);
         calls++;
         if (refused_call && calls >= refused_call) {
-            errno = ENOSPC;
+            errno = refused_why;
             return -1;
         }
     }
@@ -180,6 +183,8 @@ TEST(a_creation_needs_the_tables_and_the_creators_arena) {
         o.n_writers = ARENAS;
         o.max_objects = 16;
         CHECK_EQ(with_arenas(!owns) + hole, shms_space_needed(&o, "/dev/shm"));
+        CHECK_EQ(with_arenas(!owns) + hole,
+                 shms_space_needed(&o, "/dev/shm/none")); /* as if pages were the usual ones */
         space = with_arenas(!owns) - 4096;
         CHECK_EQ(SHMS_ENOSPC, shms_writer_create(&w, store_name("full"), &o));
         space += 4096;
@@ -285,7 +290,14 @@ TEST(who_joins_a_sparse_copy_restores_what_was_taken_and_its_own_last) {
     CHECK_EQ(2 * l->data_stride, needed);
     CHECK_EQ(with_arenas(1), allocated());
     space += 4096;
-    calls = 0;
+    for (refused_call = 1; refused_call < 4; refused_call++) { /* each but its own */
+        calls = 0;
+        refused_why = refused_call % 2 ? EIO : ENOMEM;
+        CHECK_EQ(refused_call % 2 ? SHMS_ESYS : SHMS_ENOSPC, visit(1, NULL));
+        CHECK_EQ(SHMS_ESPARSE, look());
+    }
+    refused_call = calls = 0;
+    refused_why = ENOSPC;
     CHECK_EQ(SHMS_OK, visit(1, NULL));
     space = UINT64_MAX;
     CHECK_EQ(with_arenas(3), allocated());
@@ -329,4 +341,22 @@ TEST(file_systems_that_share_no_memory_or_write_elsewhere_are_refused_and_no_fil
         file_system = 0;
         CHECK_EQ(SHMS_ENOSTORE, shms_reader_attach(&r, there, 0, NULL));
     }
+}
+
+TEST(a_store_is_on_a_disk_too_but_not_where_its_pages_do_not_fit) {
+    shms_options o = {.capacity = 4096, .n_readers = 1};
+    shms_writer *w;
+    shms_reader *r;
+    file_system = XFS;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("disk"), &o));
+    CHECK(w->seg.boot);
+    end_writer(w);
+    file_system = 0x01021994;
+    const char *pages = store_name("pages");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, pages, &o));
+    file_system = HUGETLBFS;
+    huge_page = 3072; /* no such page is there, but a mapping of one of 4096 bytes ends with it */
+    CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, pages, 0, NULL));
+    file_system = 0x01021994;
+    end_writer(w);
 }

@@ -177,7 +177,12 @@ TEST(an_unfinished_object_is_invisible_until_its_commit) {
     CHECK_EQ(SHMS_EINVAL, verb_commit(w, &twin, ref));
     CHECK_EQ(1, shms_writer_count(w));
     CHECK_EQ(SHMS_OK, verb_begin(w, "half", 4, NULL, 0, 100, &t));
+    twin = t;
+    twin.entry = (uint32_t)w->seg.layout.max_leases;
+    CHECK_EQ(SHMS_EINVAL, verb_copy(w, &twin, NULL, 0)); /* not as it was given out */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    CHECK_EQ(SHMS_ECLOSED, verb_copy(w, &twin, NULL, 0));
+    CHECK_EQ(SHMS_ECLOSED, verb_copy(w, &t, NULL, 0));
     CHECK_EQ(SHMS_ECLOSED, verb_commit(w, &t, ref));
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL)); /* the half-written object is gone, the other is there */
     CHECK_EQ(1, shms_writer_has(w2, "k", 1));
@@ -219,6 +224,7 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel_all(h));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stay(h, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_kind(h, "kind", 4));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_kinds(h, (shms_kind_info[SHMS_KINDS]){0}));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_quota(h, 0, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_retire(h, 0));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_delete(h, "k", 1));
@@ -241,9 +247,13 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_OK, shms_reader_close(readers[i]));
         CHECK_EQ(SHMS_OK, shms_writer_close(h, 1));
         shms_options o;
-        uint64_t store = shms_writer_options(h, &o, (uint64_t[2]){0}); /* these two work after a close, too */
+        uint64_t store = shms_writer_options(h, &o, (uint64_t[2]){0}); /* these work after a close, too */
         CHECK_EQ(h != NULL, store != 0);
         CHECK_EQ(store, shms_reader_store(readers[i]));
+        CHECK_EQ(h != NULL, shms_reader_writer_epoch(readers[i]));
+        CHECK_EQ(h ? 0 : SHMS_ECLOSED, shms_reader_named(readers[i]));
+        CHECK(!h == !shms_writer_data(h, sizes) && sizes[0] == (h ? 4096 : 0) && !h == !sizes[1]);
+        CHECK(!h == !shms_reader_data(readers[i], 0, &size) && size == sizes[0]);
     }
     shms_reader_free(r);
     shms_reader_free(NULL);
@@ -386,6 +396,13 @@ TEST(a_view_has_the_checked_lengths_even_if_the_slot_changes) {
     CHECK_EQ(100, v->payload_size);
     CHECK(view_of(r, ref) == NULL && errno == -SHMS_ECORRUPT);
     shms_set(&spoilt->length, length);
+    shms_add(&spoilt->offset, SHMS_ALIGN); /* the reference has the address, too */
+    CHECK(view_of(r, ref) == NULL && errno == -SHMS_ESTALE);
+    CHECK_EQ(0, shms_reader_validate(r, ref));
+    shms_add(&spoilt->offset, (uint64_t)-SHMS_ALIGN);
+    shms_set(&spoilt->state, SHMS_EVICTING); /* it may stay */
+    CHECK_EQ(1, shms_reader_validate(r, ref));
+    shms_set(&spoilt->state, SHMS_LIVE);
     shms_view_release(v);
     shms_reader_free(r);
     end_writer(w);
