@@ -161,7 +161,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
         return shms_writer_leave(w, SHMS_EINVAL);
     shms_slot *s = shms_writer_slot(w, t->slot);
     uint64_t flags = 0;
-    if (w->seg.layout.flags & SHMS_CHECKSUMS && !w->closed) {
+    if (w->seg.layout.flags & SHMS_CHECKSUMS) {
         /* Outside the mutex, like the copy: only the ticket's holder touches a slot in WRITING. */
         shms_writer_leave(w, SHMS_OK);
         uint64_t crc = shms_object_crc(w->seg.data, shms_get(&s->offset), shms_slot_key_len(s), shms_slot_meta_len(s),

@@ -51,7 +51,7 @@ static uint64_t preferred(int fd, off_t at) {
 
 static off_t reserved_last;
 static uint64_t reserved_on; /* the nodes of all data that was reserved, when it was */
-static int calls, refused_call; /* from that one on; 0: none */
+static int calls, refused_call; /* from that one on; below 0: only that one; 0: none */
 static int refused_why = ENOSPC;
 int fallocate(int fd, int mode, off_t at, off_t n) {
     if (mode == 0) {
@@ -59,7 +59,7 @@ int fallocate(int fd, int mode, off_t at, off_t n) {
         if (at)
             reserved_on &= preferred(fd, at);
         calls++;
-        if (refused_call && calls >= refused_call) {
+        if (refused_call && (refused_call > 0 ? calls >= refused_call : calls == -refused_call)) {
             errno = refused_why;
             return -1;
         }
@@ -290,7 +290,7 @@ TEST(who_joins_a_sparse_copy_restores_what_was_taken_and_its_own_last) {
     CHECK_EQ(2 * l->data_stride, needed);
     CHECK_EQ(with_arenas(1), allocated());
     space += 4096;
-    for (refused_call = 1; refused_call < 4; refused_call++) { /* each but its own */
+    for (refused_call = -1; refused_call > -4; refused_call--) { /* each but its own */
         calls = 0;
         refused_why = refused_call % 2 ? EIO : ENOMEM;
         CHECK_EQ(refused_call % 2 ? SHMS_ESYS : SHMS_ENOSPC, visit(1, NULL));
