@@ -1,4 +1,4 @@
-/* kvcache.c: every loop over the blocks of a request.
+/* kvcache.c: the tables of requests, and what they take from the pool.
  *
  * A table is an int32 array. Three facts about it carry the rest:
  *
@@ -18,32 +18,14 @@
  * so is the number of blocks in a table. A need of more blocks is written as TOO_MANY, one more than fits, which no
  * pool has. So products of blocks and block sizes stay below 2^62, and so does the sum over all groups.
  *
- * Look-ups with several groups (the pool's key contains the group): groups of the same attention, size and parameter
- * are one kind and are searched together, all of them at each position. The kinds are asked in turn for the longest
- * prefix within the length so far, full attention first. When all agree on a length, it is the answer. This ends,
- * because a length only becomes shorter. All answers are multiples of the alignment. So a kind of full attention, which
- * has each part of its prefix, need not be asked again.
- *
- * EAGLE: a kind of the draft model leaves its last block out, because the draft model needs the hidden states before
- * the first new token. Blocks left out do not add up, so the largest of them is the gap. A kind leaves a block out when
- * it is asked first, and may look one block further for it (AHEAD). If another kind shortens the length for another
- * reason, it does so again. A Mamba state is whole: it leaves nothing out.
- *
  * `settled` is the largest T such that an allocate with passed <= computed, computed + new + lookahead <= T would find no
  * block to add (T <= blocks * size), none to key (T < (cached + 1) * size) and none to skip. It does not depend on
  * other requests, because it is about this request's table only. */
-#include "kvcache.h"
-
 #include <stdlib.h>
-#include <string.h>
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t cdiv(int64_t a, int64_t b) { return a <= 0 ? 0 : (a - 1) / b + 1; }
+#include "tables.h"
 
-static const int64_t LIMIT = (int64_t)1 << 60, TOO_MANY = (int64_t)INT32_MAX + 1;
-
-static int ids_reserve(shms_kv_ids *a, int64_t n) {
+int shms_kv_ids_reserve(shms_kv_ids *a, int64_t n) {
     if (n <= a->cap)
         return 0;
     int64_t cap = max64(n, 2 * a->cap);
@@ -55,12 +37,6 @@ static int ids_reserve(shms_kv_ids *a, int64_t n) {
     a->at = at;
     a->cap = cap;
     return 0;
-}
-
-/* Copies ids from an address that need not be aligned; NULL is allowed if n is 0. */
-static void put_ids(int32_t *to, const void *ids, int64_t n) {
-    if (n)
-        memcpy(to, ids, (size_t)n * sizeof *to);
 }
 
 /* ---- creating ---- */
@@ -169,7 +145,7 @@ static int number_reserve(shms_kvcache *kv) {
     return 0;
 }
 
-static void answer(const shms_kvcache *kv, shms_kv_request *r, int64_t n_ids) {
+void shms_kv_answer(const shms_kvcache *kv, shms_kv_request *r, int64_t n_ids) {
     r->n_ids = n_ids;
     r->ids = kv->out.at;
     r->counts = kv->counts;
@@ -181,174 +157,6 @@ static int missing(shms_kv_request *r, int code, int64_t wanted, int64_t there) 
     r->wanted = wanted;
     r->there = there;
     return code;
-}
-
-/* ---- the longest cached prefix ---- */
-
-static void put_null(shms_kvcache *kv, const shms_kv_kind *kind, int64_t from, int64_t to) {
-    for (int32_t j = 0; j < kind->n && from < to; j++)
-        memset(kv->groups[kind->which[j]].scratch.at + from, 0, (size_t)(to - from) * sizeof(int32_t));
-}
-
-/* Searches from the left, from block `at` until the first miss in one of the groups. */
-static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t at,
-                         int64_t end) {
-    int64_t stop = end;
-    for (int32_t j = 0; j < kind->n && at < stop; j++) {
-        int32_t g = kind->which[j];
-        stop = at + shms_blockpool_find_run(kv->pool, kv->groups[g].scratch.at + at, hashes, at, stop - at,
-                                            kv->groups[g].factor, g);
-    }
-    return stop;
-}
-
-/* Do all groups have the block at position i? Stores their blocks in scratch. */
-static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t i) {
-    const uint8_t *hash = hashes->data + ((i + 1) * kv->groups[kind->which[0]].factor - 1) * SHMS_HASH_BYTES;
-    int32_t id = 1;
-    for (int32_t j = 0; j < kind->n && id; j++) {
-        int32_t g = kind->which[j];
-        id = kv->groups[g].scratch.at[i] = shms_blockpool_find(kv->pool, hash, hashes->width, g);
-    }
-    return id;
-}
-
-/* How many blocks in a row a request needs to go on behind them. */
-static int64_t window_blocks(const shms_kv_group *g, int drop) { return max64(1, cdiv(g->param - 1, g->size) + drop); }
-
-/* The functions below return the blocks of the longest prefix of a kind within `end` blocks, and have them in scratch.
- * drop: 1 if EAGLE leaves the last one out. */
-
-static int64_t cut(const shms_kvcache *kv, int64_t len, int64_t size) {
-    while (len * size % kv->alignment)
-        len--;
-    return len;
-}
-
-static int64_t find_full(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t end,
-                         int drop) {
-    return cut(kv, max64(0, find_left(kv, hashes, kind, 0, end) - drop), kv->groups[kind->which[0]].size);
-}
-
-static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t end,
-                           int drop) {
-    const shms_kv_group *g = kv->groups + kind->which[0];
-    int64_t need = window_blocks(g, drop), run = 0, len = 0;
-    for (int64_t i = end - 1; i >= 0; i--) {
-        if (run == 0 && (i + 1 - drop) * g->size % kv->alignment)
-            continue; /* the other groups cannot end there */
-        if (!hit(kv, hashes, kind, i)) {
-            run = 0;
-            continue;
-        }
-        if (run == 0)
-            len = i + 1;
-        if (++run < need)
-            continue;
-        put_null(kv, kind, 0, i);
-        return len - drop;
-    }
-    /* No run is long enough, except one that reaches block 0, which has the whole context. */
-    return run ? cut(kv, max64(0, cut(kv, len, g->size) - drop), g->size) : 0;
-}
-
-static int64_t find_chunk(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t end,
-                          int64_t tokens) {
-    const shms_kv_group *g = kv->groups + kind->which[0];
-    for (int64_t from, len;; tokens = len * g->size, end = len) {
-        from = tokens / g->param * g->param / g->size; /* all before it is in chunks that are over */
-        put_null(kv, kind, 0, from);
-        len = cut(kv, from < end ? find_left(kv, hashes, kind, from, end) : from, g->size);
-        if (len >= from)
-            return len;
-    }
-}
-
-static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t end) {
-    for (int64_t i = end - 1; i >= 0; i--) {
-        if ((i + 1) * kv->groups[kind->which[0]].size % kv->alignment || !hit(kv, hashes, kind, i))
-            continue;
-        put_null(kv, kind, 0, i);
-        return i + 1;
-    }
-    return 0;
-}
-
-/* Returns the tokens of the kind's longest prefix within `tokens` tokens. MEMORY. */
-static int64_t find_kind(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t tokens,
-                         int drop) {
-    const shms_kv_group *g = kv->groups + kind->which[0];
-    int64_t within = tokens / g->size, hashed = hashes->n / g->factor, len, rc;
-    int64_t end = min64(within + (drop && kv->ahead), hashed), most = g->kind == SHMS_KV_CHUNK ? within : end;
-    for (int32_t j = 0; j < kind->n; j++)
-        if ((rc = ids_reserve(&kv->groups[kind->which[j]].scratch, most)))
-            return rc;
-    switch (g->kind) {
-    case SHMS_KV_WINDOW:
-        len = find_window(kv, hashes, kind, end, drop);
-        break;
-    case SHMS_KV_CHUNK:
-        len = find_chunk(kv, hashes, kind, end, tokens);
-        break;
-    case SHMS_KV_MAMBA:
-        len = find_mamba(kv, hashes, kind, min64(within, hashed));
-        break;
-    default:
-        len = find_full(kv, hashes, kind, end, drop);
-    }
-    return len * g->size;
-}
-
-/* Returns the tokens on which all kinds agree, and in `longest` the most that one of them has found. MEMORY. */
-static int64_t find_agreed(shms_kvcache *kv, const shms_hashlist *hashes, int64_t tokens, int64_t *longest) {
-    int32_t n = kv->n_kinds;
-    for (int32_t i = 0; i < n; i++) {
-        kv->kinds[i].tokens = -1;
-        kv->kinds[i].dropped = 0;
-    }
-    for (int32_t i = 0, agree = 0; agree < n; i = (i + 1) % n) {
-        shms_kv_kind *kind = kv->kinds + i;
-        const shms_kv_group *g = kv->groups + kind->which[0];
-        int drop = g->eagle && !kind->dropped;
-        agree++;
-        if (g->kind == SHMS_KV_FULL ? kind->tokens >= tokens : kind->tokens == tokens && !drop)
-            continue;
-        kind->tokens = find_kind(kv, hashes, kind, tokens, drop);
-        kind->dropped |= drop;
-        *longest = max64(*longest, kind->tokens);
-        if (kind->tokens == tokens)
-            continue;
-        if (kind->tokens < 0)
-            return kind->tokens;
-        for (int32_t j = 0; j < n && !drop; j++)
-            kv->kinds[j].dropped = 0;
-        tokens = kind->tokens;
-        agree = 0;
-    }
-    return tokens;
-}
-
-int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *r, const shms_hashlist *hashes, int64_t max_tokens) {
-    int64_t tokens = max64(0, max_tokens), longest = 0, rc, n_ids = 0;
-    answer(kv, r, 0);
-    memset(kv->counts, 0, (size_t)kv->n_groups * sizeof *kv->counts);
-    if (max_tokens < -1 || max_tokens >= LIMIT)
-        return SHMS_KV_EARGUMENT;
-    for (int32_t g = 0; g < kv->n_groups; g++)
-        if (tokens / kv->groups[g].size >= TOO_MANY)
-            return SHMS_KV_EARGUMENT;
-    tokens = find_agreed(kv, hashes, tokens, &longest);
-    if (tokens < 0)
-        return tokens;
-    for (int32_t g = 0; g < kv->n_groups; g++)
-        n_ids += kv->counts[g] = (int32_t)(tokens / kv->groups[g].size);
-    if ((rc = ids_reserve(&kv->out, n_ids)))
-        return rc;
-    for (int32_t g = 0, at = 0; g < kv->n_groups; at += kv->counts[g++])
-        put_ids(kv->out.at + at, kv->groups[g].scratch.at, kv->counts[g]);
-    answer(kv, r, n_ids);
-    r->longest = longest;
-    return tokens;
 }
 
 /* ---- allocation ---- */
@@ -536,7 +344,7 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, const shms_k
     /* or-ed, so that one comparison finds a negative number and one finds a large one */
     int64_t all = s->passed | s->computed | s->external | s->n_new | s->lookahead | s->n_tokens | s->n_encoder |
                   s->whole | s->reserved | s->headroom;
-    answer(kv, r, 0);
+    shms_kv_answer(kv, r, 0);
     if (all < 0 || all >= LIMIT || s->n_new + s->external < 1 || s->computed < s->passed ||
         (!is_new && !is_live(kv, r->table)))
         return SHMS_KV_EARGUMENT;
@@ -562,9 +370,9 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, const shms_k
     }
     if (total <= shms_blockpool_len(kv->pool)) { /* otherwise it is FULL, and would need absurd amounts of memory */
         for (int32_t g = 0; g < kv->n_groups; g++)
-            if ((rc = ids_reserve(&tables[g].ids, kv->groups[g].first + kv->groups[g].needed)))
+            if ((rc = shms_kv_ids_reserve(&tables[g].ids, kv->groups[g].first + kv->groups[g].needed)))
                 return rc;
-        if ((rc = ids_reserve(&kv->out, total)) || (rc = shms_blockpool_log_reserve(kv->pool, total)))
+        if ((rc = shms_kv_ids_reserve(&kv->out, total)) || (rc = shms_blockpool_log_reserve(kv->pool, total)))
             return rc;
     }
 
@@ -605,14 +413,14 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, const shms_k
         kv->groups[g].n_holders += (is_new || gr->first == 0) && t->len > 0;
         do_cache(kv, r, g, t, min64(to_cache / gr->size, t->len), hashes);
     }
-    answer(kv, r, n_ids);
+    shms_kv_answer(kv, r, n_ids);
     r->settled = settled(kv, tables);
     return n_ids;
 }
 
 int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *r, const shms_hashlist *hashes, int64_t n_tokens) {
     int rc;
-    answer(kv, r, 0);
+    shms_kv_answer(kv, r, 0);
     if (!is_live(kv, r->table) || n_tokens < 0)
         return SHMS_KV_EARGUMENT;
     shms_kv_table *tables = tables_of(kv, r->table);
@@ -650,19 +458,19 @@ int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r) {
 /* ---- reading ---- */
 
 int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *r) {
-    answer(kv, r, 0);
+    shms_kv_answer(kv, r, 0);
     if (!is_live(kv, r->table))
         return SHMS_KV_EARGUMENT;
     const shms_kv_table *tables = tables_of(kv, r->table);
     int64_t n_ids = 0;
     for (int32_t g = 0; g < kv->n_groups; g++)
         n_ids += kv->counts[g] = tables[g].len;
-    int rc = ids_reserve(&kv->out, n_ids);
+    int rc = shms_kv_ids_reserve(&kv->out, n_ids);
     if (rc)
         return rc;
     for (int32_t g = 0, at = 0; g < kv->n_groups; at += kv->counts[g++])
         put_ids(kv->out.at + at, tables[g].ids.at, tables[g].len);
-    answer(kv, r, n_ids);
+    shms_kv_answer(kv, r, n_ids);
     return 0;
 }
 
@@ -681,7 +489,7 @@ int64_t shms_kvcache_cached(shms_kvcache *kv, const shms_kv_request *r) {
 }
 
 int shms_kvcache_common(shms_kvcache *kv, shms_kv_request *r) {
-    answer(kv, r, 0);
+    shms_kv_answer(kv, r, 0);
     if (!is_live(kv, r->table))
         return SHMS_KV_EARGUMENT;
     for (int32_t g = 0; g < kv->n_groups; g++) {

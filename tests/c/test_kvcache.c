@@ -1,7 +1,5 @@
 /* Tables of several groups: the worked examples, and random schedules with the checker after each step. */
-#include "kv/kvcache.h"
-
-#include <string.h>
+#include "kv/tables.h"
 
 #include "check.h"
 #include "kv/blockhash.h"
