@@ -1,4 +1,4 @@
-"""Simulate: python -m tests.simulate [--steps N] [--seed N]. What it notices of a changed core: tests.mutants."""
+"""Simulate: python -m tests.simulate. What it notices of a changed core: tests.mutants."""
 
 import argparse
 import subprocess
@@ -9,6 +9,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 INCLUDED = ("descriptors.c",)
 """What system.c includes for its private parts."""
+MODES = ("plain", "buffers", "any-order")
+"""The modes of weak.h."""
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-DSHMS_STEPS", "-w"]
 
 
@@ -42,10 +44,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000_000, help="of the actors, in all (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="the first one (%(default)s); each has 20,000 steps")
+    parser.add_argument("--mode", choices=MODES, help="when others see stores; without it, the seed says so")
     chosen = parser.parse_args()
     if min(chosen.steps, chosen.seed) < 1:
         parser.error("--steps and --seed must be 1 or more")
-    return subprocess.run([build(ROOT), str(chosen.seed), str(chosen.steps)]).returncode
+    mode = [str(MODES.index(chosen.mode))] if chosen.mode else []
+    return subprocess.run([build(ROOT), str(chosen.seed), str(chosen.steps), *mode]).returncode
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
  *
  *     simulate SEED STEPS [MODE]     seeds from SEED on, of 20,000 steps each; MODE of weak.h for all of them
  *
- * A step is one that an actor has made. Whatever ends a run says the seed, so that it can be replayed.
+ * A step is one that an actor has made. Whatever ends a run says which command replays it.
  *
  * Each actor is a coroutine that uses the core as its processes do. At each labelled step (step.h), and with every other seed
  * also before each access to a shared word, the simulator decides who goes on, who dies there, and who is stopped for how
@@ -32,7 +32,9 @@ enum { STEPS_A_SEED = 20000, SILENT = 5 /* seconds of the processor without a st
 actor actors[ACTORS];
 int current;
 static ucontext_t scheduler;
-static uint64_t seed, of_seed; /* the state of the random numbers, and the seed that it began with */
+static uint64_t seed; /* the state of the random numbers */
+static uint64_t of_seed, of_steps; /* the seed that it began with, and the steps that it may have */
+static enum weak_mode of_mode;
 uint64_t now, serial;
 uint64_t unit, units, keys, quota;
 uint32_t slots, groups;
@@ -53,15 +55,20 @@ void alone(bool now_on) {
     shms_step_hook = now_on ? NULL : step;
 }
 
-static void say(void) {
-    fprintf(stderr, "\nseed %" PRIu64 ", moment %" PRIu64 ", after %" PRIu64 " steps, actor %d: ", of_seed, now,
-            counted.steps, current);
+/* The end, with what it takes to see it again. */
+static _Noreturn void end_with(int status, const char *why) {
+    static const char *const modes[] = {"plain", "buffers", "any-order"};
+    fprintf(stderr, "\nseed %" PRIu64 ", moment %" PRIu64 ", after %" PRIu64 " steps, actor %d: %s\n", of_seed, now,
+            counted.steps, current, why);
+    fprintf(stderr, "again: python -m tests.simulate --seed %" PRIu64 " --steps %" PRIu64 " --mode %s\n", of_seed,
+            of_steps, modes[of_mode]);
+    store_names_left();
+    _exit(status);
 }
 _Noreturn void fail(const char *what, uint64_t expected, uint64_t found) {
-    say();
-    fprintf(stderr, "%s: expected %" PRIu64 ", got %" PRIu64 "\n", what, expected, found);
-    store_names_left();
-    _exit(1);
+    char why[200];
+    snprintf(why, sizeof why, "%s: expected %" PRId64 ", got %" PRId64, what, (int64_t)expected, (int64_t)found);
+    end_with(1, why);
 }
 /* A signal that kills, or no step for long. */
 static void on_signal(int signal) {
@@ -70,10 +77,7 @@ static void on_signal(int signal) {
         before = counted.steps;
         return;
     }
-    say();
-    fprintf(stderr, "%s\n", signal == SIGPROF ? "no step for seconds" : strsignal(signal));
-    store_names_left();
-    _exit(128 + signal);
+    end_with(128 + signal, signal == SIGPROF ? "no step for seconds" : strsignal(signal));
 }
 static void watch(void) {
     static char stack[1 << 16]; /* an actor's may be what has run out */
@@ -158,7 +162,7 @@ static void schedule(uint64_t steps) {
 }
 
 static void run(uint64_t of, uint64_t steps, int mode) {
-    of_seed = of;
+    of_seed = of, of_steps = steps, of_mode = mode < 0 ? (enum weak_mode)(of % 3) : (enum weak_mode)mode;
     seed = of * UINT64_C(0x9e3779b97f4a7c15) + 1;
     ending = false;
     now = 0;
@@ -168,7 +172,7 @@ static void run(uint64_t of, uint64_t steps, int mode) {
         calls[a] = (one_of(1 << 16) | 3 << 9) & (a && one_of(2) ? (1 << 10) - 1 : (1 << 16) - 1);
     steps_a_life = UINT64_C(200) << one_of(6);
     one_fails_of = one_of(2) ? 0 : 4 << one_of(6);
-    weak_begin(mode < 0 ? (enum weak_mode)(of % 3) : (enum weak_mode)mode, UINT64_C(1) << one_of(7));
+    weak_begin(of_mode, UINT64_C(1) << one_of(7));
     memset(promises, 0, sizeof promises);
     memset(retired, 0, sizeof retired);
     unit = one_of(4) ? SHMS_ALIGN : LARGEST_UNIT; /* an arena of one zone, or of several */
@@ -184,8 +188,8 @@ static void run(uint64_t of, uint64_t steps, int mode) {
     if (groups == 2)
         o.n_groups = 2, o.group_sizes[0] = 1, o.group_sizes[1] = RANKS - 1;
     shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    MUST("create", SHMS_OK, shms_writer_create(&w, name, &o));
+    MUST("close", SHMS_OK, shms_writer_close(w, 0));
     shms_writer_free(w);
     note_opened(0);
     shms_step_hook = step;
@@ -193,7 +197,7 @@ static void run(uint64_t of, uint64_t steps, int mode) {
         start(a);
     schedule(steps);
     end_all();
-    CHECK_EQ(0, store_names_left());
+    MUST("names left", 0, store_names_left());
 }
 
 int main(int argc, char **argv) {
