@@ -27,7 +27,11 @@
 #include "support.h"
 
 enum { STACK = 1 << 18, LONGEST = 200000 };
-enum { STEPS_A_SEED = 20000, SILENT = 5 /* seconds of the processor without a step */ };
+enum {
+    STEPS_A_SEED = 20000,
+    SILENT = 5,
+    BLOCKED = 60 /* seconds of the processor, and of the clock, without a step */
+};
 
 actor actors[ACTORS];
 int current;
@@ -58,11 +62,11 @@ void alone(bool now_on) {
 /* The end, with what it takes to see it again. */
 static _Noreturn void end_with(int status, const char *why) {
     static const char *const modes[] = {"plain", "buffers", "any-order"};
+    store_names_left(); /* before somebody is told who may be gone */
     fprintf(stderr, "\nseed %" PRIu64 ", moment %" PRIu64 ", after %" PRIu64 " steps, actor %d: %s\n", of_seed, now,
             counted.steps, current, why);
     fprintf(stderr, "again: python -m tests.simulate --seed %" PRIu64 " --steps %" PRIu64 " --mode %s\n", of_seed,
             of_steps, modes[of_mode]);
-    store_names_left();
     _exit(status);
 }
 _Noreturn void fail(const char *what, uint64_t expected, uint64_t found) {
@@ -72,20 +76,23 @@ _Noreturn void fail(const char *what, uint64_t expected, uint64_t found) {
 }
 /* A signal that kills, or no step for long. */
 static void on_signal(int signal) {
-    static uint64_t before = UINT64_MAX;
-    if (signal == SIGPROF && before != counted.steps) {
-        before = counted.steps;
+    static uint64_t before[] = {UINT64_MAX, UINT64_MAX};
+    bool of_clock = signal == SIGALRM, watches = of_clock || signal == SIGPROF;
+    if (watches && before[of_clock] != counted.steps) {
+        before[of_clock] = counted.steps;
         return;
     }
-    end_with(128 + signal, signal == SIGPROF ? "no step for seconds" : strsignal(signal));
+    end_with(128 + signal, watches ? "no step for seconds" : strsignal(signal));
 }
 static void watch(void) {
     static char stack[1 << 16]; /* an actor's may be what has run out */
-    struct itimerval often = {{SILENT, 0}, {SILENT, 0}};
+    int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGINT, SIGTERM, SIGPROF, SIGALRM};
+    struct itimerval often = {{SILENT, 0}, {SILENT, 0}}, seldom = {{BLOCKED, 0}, {BLOCKED, 0}};
     sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof stack}, NULL);
-    for (int i = 0, fatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGINT, SIGTERM, SIGPROF}; i < 8; i++)
-        sigaction(fatal[i], &(struct sigaction){.sa_handler = on_signal, .sa_flags = SA_ONSTACK | SA_RESTART}, NULL);
+    for (int i = 0; i < 9; i++)
+        sigaction(signals[i], &(struct sigaction){.sa_handler = on_signal, .sa_flags = SA_ONSTACK | SA_RESTART}, NULL);
     setitimer(ITIMER_PROF, &often, NULL);
+    setitimer(ITIMER_REAL, &seldom, NULL);
 }
 
 void start(int number) {
