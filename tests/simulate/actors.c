@@ -416,11 +416,14 @@ void live(void) {
         me->since = now;
         counted.calls++;
         bool ends = !ending && one_of(256) == 0;
-        if (rank < 0)
+        if (one_of(8) == 0)
+            claim_once(me);
+        else if (rank < 0)
             ends ? leave_arena(me, number) : write_once(me, me->w);
         else
             ends ? detach(me, rank) : read_once(me, (uint32_t)rank);
     } while (!ending || !(me->w || me->r));
+    end_claims(me);
     me->done = true;
     step("");
 }

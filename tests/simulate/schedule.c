@@ -204,6 +204,7 @@ static void run(uint64_t of, uint64_t steps, int mode) {
         start(a);
     schedule(steps);
     end_all();
+    none_is_open();
     MUST("names left", 0, store_names_left());
 }
 

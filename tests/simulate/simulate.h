@@ -6,6 +6,7 @@
  * weak.c      when others see its stores
  * model.c     what is stored and promised
  * actors.c    what writers, ranks and a finder do
+ * claimer.c   the claims that each of them takes
  * end.c       what must hold when a seed's run ends
  */
 #ifndef SHMS_TEST_SIMULATE_H
@@ -16,6 +17,7 @@
 #include <stdint.h>
 #include <ucontext.h>
 
+#include "store/claims.h"
 #include "store/writer.h"
 #include "weak.h"
 
@@ -59,6 +61,9 @@ typedef struct actor {
     uint32_t kind, kept, deleting; /* the number of its kind; protected keys, and those being deleted: bits */
     uint64_t events; /* position behind those that were read */
     shms_counters counters; /* as they must be */
+    shms_claims *claimer;
+    bool blind; /* it could not open the file for its claims */
+    shms_claim claims[KEYS];
 } actor;
 
 /* ---- schedule.c ---- */
@@ -100,6 +105,7 @@ extern uint64_t one_fails_of; /* an actor's calls of the system, on average; 0: 
 
 void note_opened(int by); /* or closed, since the actor went on */
 void close_all_of(int number);
+void none_is_open(void);
 
 /* ---- model.c ---- */
 
@@ -134,6 +140,11 @@ void books(actor *me);
 void live(void);
 void put_the_longest(actor *me, shms_writer *w);
 void take_promise(actor *me, promise *p, uint32_t bit);
+
+/* ---- claimer.c ---- */
+
+void claim_once(actor *me);
+void end_claims(actor *me);
 
 /* ---- end.c ---- */
 

@@ -72,6 +72,8 @@ void note_opened(int by) {
     }
 }
 
+void none_is_open(void) { MUST("no open segment", true, !open_segments); }
+
 void close_all_of(int number) {
     for (int i = 0; i < OPEN; i++)
         if (opened[i].seg && opened[i].of == number) {
