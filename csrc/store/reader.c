@@ -77,6 +77,9 @@ int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint3
     *out = r;
     return take_rank(r, true);
 }
+/* Its count of views and calls. */
+_Atomic uint64_t *shms_reader_live(shms_reader *r);
+_Atomic uint64_t *shms_reader_live(shms_reader *r) { return &r->live; }
 #endif
 
 static void leave(struct shms_reader *r) {

@@ -17,6 +17,7 @@
 #include "verbs.h"
 
 int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank);
+_Atomic uint64_t *shms_reader_live(shms_reader *r);
 
 /* CHECK that prints both values: codes or counts. */
 #define CHECK_EQ(expected, actual)                                                                                     \

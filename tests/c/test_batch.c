@@ -1,4 +1,6 @@
 /* test_batch.c - what a batch has done is undone as a whole, once, and only where it is still there. */
+#include <dlfcn.h>
+
 #include "fixture.h"
 
 static void begin(void) {
@@ -97,6 +99,60 @@ TEST(a_ticket_of_a_closed_writer_is_ended_and_no_more) {
     CHECK_EQ(2, shms_writer_count(successor));
     shms_writer_free(w);
     w = successor;
+    end();
+}
+
+/* The library's calls come here: what another thread does as soon as the mutex is free. */
+static void (*meanwhile)(void);
+int pthread_mutex_unlock(pthread_mutex_t *mutex) {
+    static int (*real)(pthread_mutex_t *);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "pthread_mutex_unlock");
+    int rc = real(mutex);
+    void (*does)(void) = meanwhile;
+    if (does && mutex == &w->mutex) {
+        meanwhile = NULL;
+        does();
+    }
+    return rc;
+}
+
+static void undo(void) { shms_batch_undo(w, &b); }
+
+TEST(a_ticket_that_ends_while_its_checksum_is_computed_is_not_committed) {
+    open_store("ends", (shms_options){.capacity = 1024, .n_readers = 1, .flags = SHMS_CHECKSUMS}, 0);
+    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
+    meanwhile = undo;
+    CHECK_EQ(SHMS_EINVAL, shms_batch_commit(w, &b, 0, 0));
+    CHECK_EQ(0, shms_writer_count(w));
+    end();
+}
+
+static void unprotect_another(void) { CHECK_EQ(SHMS_OK, verb_unprotect(w, "none", 4)); }
+static void let_another_in(const char *label) {
+    if (strcmp(label, "W2"))
+        return;
+    shms_step_hook = NULL;
+    meanwhile = unprotect_another; /* which frees the rest */
+    w->waiting = 1;
+}
+
+TEST(deleted_objects_are_freed_once_whoever_ends_their_protection) {
+    enum { KEYS = 300, PACKED = 4 + 3 }; /* more than are visited between two yields */
+    static uint8_t keys[KEYS * PACKED];
+    open_store("keys", (shms_options){.capacity = KEYS * 128, .n_readers = 1, .max_objects = KEYS}, 0);
+    for (int i = 0; i < KEYS; i++) {
+        memcpy(keys + i * PACKED, "\3\0\0", 4);
+        memcpy(keys + i * PACKED + 4, key_of("", 100 + (uint64_t)i), 3);
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("", 100 + (uint64_t)i), 1, 1, NULL));
+    }
+    CHECK_EQ(SHMS_OK, shms_batch_protect(w, &b, keys, sizeof keys));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
+    CHECK_EQ(KEYS, w->n_deleted_but_protected);
+    shms_step_hook = let_another_in;
+    shms_batch_undo(w, &b);
+    CHECK(!meanwhile && w->ring.count == 0 && w->n_deleted_but_protected == 0);
+    w->waiting = 0;
     end();
 }
 

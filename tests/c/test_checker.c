@@ -44,7 +44,7 @@ TEST(each_bit_of_the_books_counts) {
         r->areas[SHMS_LARGE].hand = wrong == 0   ? r->capacity + SHMS_ALIGN
                                     : wrong == 1 ? shms_ring_start(r, r->last) + SHMS_ALIGN /* inside of an object */
                                                  : hands[SHMS_LARGE];
-        r->areas[SHMS_SMALL].hand = wrong == 2 ? 0 : hands[SHMS_SMALL];
+        r->areas[SHMS_SMALL].hand = wrong == 2 ? r->capacity - SHMS_ALIGN : hands[SHMS_SMALL];
         CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
     }
     r->areas[SHMS_SMALL].hand = hands[SHMS_SMALL];

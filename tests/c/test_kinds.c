@@ -86,6 +86,27 @@ TEST(a_name_gets_one_number_and_there_are_fifteen) {
     end();
 }
 
+static shms_view *met;
+static void find_at_w2(const char *label) {
+    uint8_t found[SHMS_REF_SIZE];
+    if (!strcmp(label, "W2") && !met)
+        CHECK_EQ(SHMS_OK, shms_reader_find(readers[0], "k0000000", 8, found, &met));
+}
+
+TEST(an_object_that_a_rank_finds_as_its_kind_evicts_it_stays_and_the_next_goes) {
+    begin(64 * KIB, 16, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, image, 16 * KIB));
+    for (uint64_t i = 0; i < 2; i++)
+        put_free(i, 8 * KIB, image);
+    shms_step_hook = find_at_w2;
+    put_free(2, 8 * KIB, image);
+    shms_step_hook = NULL;
+    CHECK(met && there(0) == 1 && there(1) == 0 && there(2) == 1);
+    has(image, 16 * KIB, 2);
+    shms_view_release(met);
+    end();
+}
+
 TEST(a_successor_counts_again_and_keeps_names_and_quotas) {
     shms_ticket t;
     begin(64 * KIB, 16, SHMS_CHECKSUMS);

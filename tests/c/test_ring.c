@@ -285,13 +285,15 @@ static void insert_at_hand(uint32_t s, uint64_t size) {
     ring_matches_model();
 }
 
-TEST(an_object_beyond_the_region_or_within_another_is_found) {
+TEST(an_object_out_of_bounds_or_within_another_is_found) {
     begin(false);
     for (uint32_t s = 0; s < 3; s++)
         insert_at_hand(s, CAPACITY / 4);
-    slots[1].length = CAPACITY;
+    slots[2].offset++;
+    slots[2].length -= SHMS_ALIGN;
     CHECK_EQ(SHMS_ECORRUPT, shms_ring_valid(&ring, N));
-    slots[1].length = CAPACITY / 4;
+    slots[2].offset--;
+    slots[2].length += SHMS_ALIGN;
     slots[1].offset -= SHMS_ALIGN;
     CHECK_EQ(SHMS_ECORRUPT, shms_ring_valid(&ring, N));
     slots[1].offset += SHMS_ALIGN;

@@ -390,6 +390,92 @@ TEST(a_hand_out_after_the_survey_keeps_a_large_object) {
     end();
 }
 
+/* Objects of one zone each. The hand is behind the first half; all are held but ten, far from it. */
+enum { HALF = 128, FREED = 10 };
+static uint8_t refs[2 * HALF][SHMS_REF_SIZE];
+static void free_from(uint64_t at) {
+    for (uint64_t i = at; i < at + FREED; i++)
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+}
+static void begin_far_from_the_hand(uint64_t freed_at) {
+    begin(MIB, 8192, 0);
+    CHECK_EQ(2 * HALF, w->ring.n_zones);
+    for (uint64_t i = 0; i < HALF; i++)
+        put_and_release("early", i, 4000);
+    for (uint64_t i = HALF; i < 3 * HALF; i++) {
+        CHECK_EQ(SHMS_OK, put_sized("k", i % (2 * HALF), 4000));
+        memcpy(refs[i % (2 * HALF)], ref, sizeof ref);
+    }
+    free_from(freed_at);
+}
+
+TEST(a_search_that_yields_at_each_survey_finds_and_reports_the_same) {
+    begin_far_from_the_hand(0);
+    free_from(2 * HALF - 50); /* next in the order of the hand */
+    w->waiting = 1; /* for no turn */
+    CHECK_EQ(SHMS_OK, put_sized("new", 0, 30000));
+    CHECK(has_key(w, "k0") && !has_key(w, key_of("k", 2 * HALF - 50)));
+    for (uint64_t released = 0; released < 2; released++) {
+        if (released)
+            CHECK_EQ(1, shms_reader_release(readers[0], refs[2 * HALF - 1]));
+        while (verb_hit(w, "new0", 4, ref) == SHMS_OK)
+            continue;
+        shms_zones_stale_all(&w->zones);
+        CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "new0", 4, ref));
+        CHECK_EQ((2 * (HALF - FREED) - released) * 4096 + shms_span(30000 + SHMS_ALIGN), w->refusal.held[0]);
+    }
+    w->waiting = 0;
+    end();
+}
+
+/* As if a mark were lost: what a survey has found is no answer, and the object is looked at before it goes. */
+TEST(what_is_promised_or_written_after_a_survey_stays_even_without_a_mark) {
+    shms_ticket t;
+    for (int written = 0; written < 2; written++) {
+        begin_far_from_the_hand(20);
+        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB / 2));
+        if (written) {
+            CHECK_EQ(1, shms_writer_delete(w, "k23", 3));
+            CHECK_EQ(SHMS_OK, verb_begin(w, "half", 4, NULL, 0, 4000, &t));
+            CHECK_EQ(23 * 4096, shms_ring_start(&w->ring, t.slot));
+        } else {
+            CHECK_EQ(SHMS_OK, verb_hit(w, "k23", 3, ref));
+        }
+        for (uint32_t z = 0; z < w->ring.n_zones; z++)
+            w->ring.zones[z].stale = 0;
+        CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 30000));
+        CHECK(has_key(w, "k20") && has_key(w, "k22") && has_key(w, "k24"));
+        CHECK_EQ(6 * 4096, w->refusal.longest); /* it has looked again */
+        if (written)
+            CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
+        end();
+    }
+}
+
+TEST(a_slot_whose_object_was_pinned_after_the_survey_is_not_reclaimable) {
+    enum { N = 200, ALONE = 50 };
+    uint8_t found[SHMS_REF_SIZE];
+    shms_view *v[2];
+    begin(MIB, N, 0);
+    for (uint64_t i = 0; i < N; i++) {
+        CHECK_EQ(SHMS_OK, put_sized("k", i, 900));
+        memcpy(refs[i], ref, sizeof ref);
+    }
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[ALONE])); /* others of its zone are held, and follow it */
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[N - 1]));
+    CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 64));
+    CHECK_EQ(2 * shms_span(900 + SHMS_ALIGN), w->refusal.reclaimable);
+    CHECK_EQ(SHMS_OK, shms_reader_find(readers[0], "k50", 3, found, &v[0]));
+    CHECK_EQ(SHMS_OK, shms_reader_find(readers[0], "k199", 4, found, &v[1]));
+    CHECK_EQ(SHMS_ENOSLOT, put_sized("new", 0, 900));
+    CHECK_EQ(0, w->refusal.reclaimable);
+    shms_view_release(v[0]);
+    CHECK_EQ(SHMS_OK, put_sized("new", 0, 900));
+    CHECK(!has_key(w, "k50") && has_key(w, "k199"));
+    shms_view_release(v[1]);
+    end();
+}
+
 /* ---- ranks that die, and a writer that is closed, during a search ---- */
 
 static int told[2];
@@ -554,6 +640,11 @@ TEST(a_slot_number_in_the_lease_table_is_not_read_back) {
     shms_word *what = &w->leases.table[unpacked.entry].what;
     uint32_t slot = shms_lease_slot(shms_get(what));
     shms_set(what, shms_lease_what(0xffffff, false, 0, 0));
+    shms_stats stats;
+    shms_add(&w->seg.writer->open_leases, 1); /* nor is their number */
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
+    CHECK_EQ(1, stats.open_leases);
+    shms_add(&w->seg.writer->open_leases, (uint64_t)-1);
     CHECK_EQ(1, shms_writer_cancel(w, ref));
     CHECK_EQ(SHMS_NONE, w->leases.first[slot]);
     end();

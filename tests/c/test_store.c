@@ -375,6 +375,39 @@ TEST(a_stale_reference_leaves_no_pin) {
     end_writer(w);
 }
 
+TEST(views_never_come_to_more_than_the_pins_of_one_object_can_count) {
+    const char *name = store_name("many");
+    shms_writer *w = make(name, 4096, 1, 4);
+    shms_reader *r = attach(name, 0);
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
+    *shms_reader_live(r) += SHMS_PIN_COUNT / 2;
+    CHECK(view_of(r, ref) == NULL && errno == -SHMS_ENOMEM);
+    --*shms_reader_live(r);
+    shms_view *v = view_of(r, ref);
+    CHECK(v);
+    shms_view_release(v);
+    *shms_reader_live(r) -= SHMS_PIN_COUNT / 2 - 1;
+    shms_reader_free(r);
+    end_writer(w);
+}
+
+TEST(a_key_that_is_none_or_is_there_twice_lets_nobody_take_the_store) {
+    for (int twice = 0; twice < 2; twice++) {
+        const char *name = store_name("keys");
+        shms_writer *w = make(name, 4096, 1, 4), *heir;
+        CHECK_EQ(SHMS_OK, put_marked(w, "a", 10, 1, NULL));
+        CHECK_EQ(SHMS_OK, put_marked(w, "b", 10, 1, NULL));
+        shms_slot *last = shms_writer_slot(w, w->ring.last);
+        if (twice)
+            w->seg.data[shms_get(&last->offset)] = 'a';
+        else
+            shms_set(&last->head, 0);
+        shms_writer_free(w);
+        CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&heir, name, NULL));
+        CHECK_EQ(0, shm_unlink(name));
+    }
+}
+
 static shms_slot *spoilt;
 
 static void spoil(const char *label) {

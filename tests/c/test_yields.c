@@ -208,6 +208,15 @@ static void protect_all(void) {
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
 }
 
+/* A hit that finds no entry, and surveys all for its refusal. */
+static void use_all_entries(void) {
+    while (verb_hit(w, "k1", 2, ref) == SHMS_OK)
+        continue;
+    shms_zones_stale_all(&w->zones);
+    w->to_sweep = 0;
+}
+static int64_t hit(void) { return verb_hit(w, "k1", 2, ref); }
+
 static void drop_all(void) { CHECK_EQ(SHMS_OK, shms_writer_clear(joined, "", 0)); }
 
 TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
@@ -220,14 +229,16 @@ TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
                  {"D2", true, NULL, clear_all},
                  {"C1", false, NULL, end_all_leases},
                  {"D1", false, drop_all, count_all},
-                 {"W2", false, protect_all, unprotect_all}};
+                 {"W2", false, protect_all, unprotect_all},
+                 {"W1a", false, use_all_entries, hit}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         open_store("closes",
                    (shms_options){.capacity = 2 * ALL * 128, .n_readers = 1, .max_objects = 2 * ALL, .n_writers = 2},
                    0);
         CHECK_EQ(SHMS_OK, shms_writer_join(&joined, name, 1, NULL));
         for (uint64_t k = 0; k < ALL; k++)
-            CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", k), 1, 1, cases[i].call == end_all_leases ? ref : NULL));
+            CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", k), 1, 1,
+                                         cases[i].call == end_all_leases || cases[i].call == hit ? ref : NULL));
         if (cases[i].before)
             cases[i].before();
         visit = cases[i].visit;
