@@ -297,12 +297,9 @@ class ShmStoreCollector(Collector):
         """Return the current value of every metric, without objects that were closed."""
         with self._lock:
             self._forget_dead()
-            watched = list(self._watched.values())
+            watched = [(one, target) for one in self._watched.values() if (target := one.target()) is not None]
         found: list[tuple[_Family, _Sample]] = []
-        for one in watched:
-            target = one.target()
-            if target is None:
-                continue
+        for one, target in watched:
             try:
                 found += list(one.read(target, one.name))
             except (StoreClosedError, StoreNotFoundError):

@@ -98,8 +98,6 @@ def not_opened(
             )
         case OSError():
             return unusable(error, name)
-        case ShmStoreError():
-            return error
         case ValueError():
             others = what == "rank" and (number or 0) < ranks
             return _other_ranks(name, ranks) if others else _there_is_no(what, number, name)

@@ -49,9 +49,8 @@ def _at_exit() -> None:
     if _creator != os.getpid():
         return
     for store in list(_open):
-        if store._pid == os.getpid():
-            with suppress(ShmStoreError, OSError):
-                store.close()
+        with suppress(ShmStoreError, OSError):  # one of the parent's, which stays open there
+            store.close()
     for folder in _folders:
         remove_dead(folder)
 
