@@ -46,7 +46,7 @@ def _judge(info: SegmentInfo, force: bool) -> _Candidate:
         if mapped_by:
             reasons.append("mapped by " + ", ".join(map(str, mapped_by)))
         elif info.ranks_alive:
-            reasons.append(f"{info.ranks_alive} readers are attached")
+            reasons.append(f"readers attached: {info.ranks_alive}")
         if info.recoverable or (info.facts and not info.ephemeral):  # of a damaged one: an arena is sound
             reasons.append(_RECOVERABLE_ELSEWHERE if info.state == "other version" else _RECOVERABLE)
         elif not reasons and info.state == "unfinished" and time.time() - info.modified_at < _GRACE_SECONDS:

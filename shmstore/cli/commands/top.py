@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -234,28 +233,31 @@ def _draw(console: Console, samples: Sequence[Sample], one: bool, order: str) ->
     return draw_one(console, samples[0], order) if one else draw_all(console, samples, order)
 
 
+def _rounds(number: int | None) -> Iterable[int]:
+    return itertools.count() if number is None else range(number)
+
+
 def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
     one = arguments.name is not None
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        for _ in itertools.count() if arguments.iterations is None else range(arguments.iterations):
+        for _ in _rounds(arguments.iterations):
             live.update(_draw(console, watcher.sample(), one, order), refresh=True)
             time.sleep(arguments.interval)
 
 
 def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
     """Print every sample, or only the last one as a picture."""
-    last = (arguments.iterations or (2 if arguments.svg else math.inf)) - 1
-    for number in itertools.count():
+    rounds = arguments.iterations or (2 if arguments.svg else None)
+    for number in _rounds(rounds):
+        if number:
+            time.sleep(arguments.interval)
         samples = watcher.sample()
         if arguments.json:
             print_json({"ok": not watcher.wrong(), "stores": samples})
-        elif not arguments.svg or number == last:
+        elif not arguments.svg or number + 1 == rounds:
             console.print(_draw(console, samples, arguments.name is not None, order))
             console.print()
             sys.stdout.flush()
-        if number == last:
-            break
-        time.sleep(arguments.interval)
     if arguments.svg:
         save_picture(console, arguments.svg, f"top {arguments.name or ''}".strip())
 
