@@ -132,7 +132,7 @@ survival: $(VENV)/.bench $(VENV)/.dev $(VENV)/.built
 coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
 coverage: $(VENV)/.coverage $(VENV)/.demo $(VENV)/.built
 	rm -rf build/coverage $(VENV)/.built
-	mkdir -p build/coverage
+	mkdir -p -m 1777 build/coverage  # tests become other users
 	CC="sh -c 'exec cc \"\$$@\" -O0 --coverage' cc" $(BIN)/python setup.py -q build_clib -b build/coverage -t build/coverage \
 		build_ext --inplace --force -t build/coverage
 	$(MAKE) --no-print-directory -C tests/c built-for-coverage

@@ -1,5 +1,6 @@
 """What a reader notices: another writer, a store that was removed, and one that comes while it waits."""
 
+import errno
 import os
 import resource
 import signal
@@ -20,6 +21,7 @@ from shmstore import (
     StoreNotFoundError,
 )
 from shmstore.bindings import store as native
+from shmstore.files import classify
 from shmstore.multimodal import ShmObjectStoreReceiverCache
 from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor
 
@@ -194,8 +196,12 @@ def test_a_user_without_inotify_instances_is_told_so(stores: Stores) -> None:
 
     def attach() -> None:
         os.close(lowest := os.dup(0))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
         with raises(SharedMemoryError, names=["inotify"], hint=["max_user_instances"]):
             ObjectStoreReader.attach(handle, wait=1)
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            classify(handle.name)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)  # what measures the tests writes a file
 
     Child(attach).join()
