@@ -1,23 +1,36 @@
 """Answers that `make coverage` showed nobody to ask for: texts, refusals, and what is there of nothing."""
 
+import os
 import pickle
+import sys
+from importlib import import_module, reload
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import shmstore.bindings
 from shmstore import MsgpackSerde, NestingError, ObjectStoreReader, ObjectStoreWriter, scheduler
 from shmstore import multimodal as mm
+from shmstore.bindings.kv_errors import FULL, check_valid
+from shmstore.cli.commands.top import take_sample
+from shmstore.errors import CorruptStoreError, SharedMemoryError, UnsupportedValueError
+from shmstore.files import another_user, of_other_namespaces
+from shmstore.inspect.segments import _is_memfd, look_at
+from shmstore.inspect.verify import _stopped
 from shmstore.multimodal.values.fields import MultiModalFieldConfig
+from shmstore.multimodal.values.nested import page_locked
 from shmstore.multimodal.values.sizes import updates_size
 from shmstore.scheduler.block_pool import BlockPool
+from shmstore.store import diagnostics, orphans
 from shmstore.tiers import open_tier
 from shmstore.tiers.mooncake import MooncakeTier
 from shmstore.tiers.relay_client import RelayClient
 from tests.c.coverage import ROOT, not_run
 from tests.multimodal.helpers import config, item, shm_sender
-from tests.support import Stores, store_name
+from tests.support import Stores, in_child, store_name
 
 
 def test_values_that_people_see_have_a_text_of_one_line(stores: Stores) -> None:
@@ -67,7 +80,9 @@ def test_a_manager_without_contents_has_none_to_show() -> None:
         manager.block_pool.free_blocks([Foreign()])  # type: ignore[list-item]
 
 
-def test_a_broken_book_of_encoder_outputs_is_found() -> None:
+def test_a_broken_book_is_found() -> None:
+    with pytest.raises(RuntimeError, match="fewer"):
+        check_valid(FULL)
     books = scheduler.EncoderCacheManager(8)
     books.check_valid()
     books.num_free_slots += 1
@@ -88,6 +103,8 @@ def test_a_cache_is_a_mapping_to_its_end() -> None:
         cache.pin(key)
     with pytest.raises(RuntimeError, match="pinned"):
         cache["d"] = 1
+    cache.unpin("c")
+    assert ("c", 1) == cache.popitem()
 
 
 def test_items_that_cannot_be_are_refused() -> None:
@@ -102,6 +119,73 @@ def test_items_that_cannot_be_are_refused() -> None:
         mm.CacheTypes(dict).item_size({"a": endless}, "h")
     with pytest.raises(NestingError, match="prompt updates of 'h'"):
         updates_size([mm.ResolvedPromptUpdate("image", 0, "insert", endless, endless)], "h")
+
+
+def test_leaves_that_are_no_tensors_need_no_locked_pages() -> None:
+    data: Any = [np.ones(2), [3]]
+    assert data is page_locked(data)
+
+
+def test_a_dict_whose_metadata_are_too_long_to_be_remembered_comes_back(stores: Stores) -> None:
+    name = "n" * 4096
+    writer = stores.create()
+    reader = stores.attach(writer)
+    for key in "ab":
+        assert [name] == list(reader.get(writer.put(key, {name: torch.ones(3)})))
+
+
+def test_a_payload_that_is_too_short_is_corrupt_however_it_is_read() -> None:
+    encoded = MsgpackSerde().encode({"a": torch.ones(3)})
+    with pytest.raises(CorruptStoreError, match="has 8 bytes"):
+        MsgpackSerde().decode_private(encoded.meta, bytearray(8))
+
+
+def test_a_tensor_inside_a_transform_is_refused() -> None:
+    with pytest.raises(UnsupportedValueError, match="without storage"):
+        torch.vmap(lambda x: MsgpackSerde().encode({"a": x}))(torch.ones(2))
+
+
+def test_the_package_names_all_that_it_has() -> None:
+    assert set(shmstore.__all__) <= set(dir(shmstore))
+    import_module("shmstore.__main__")  # as a spawned process does, which runs nothing then
+
+
+def test_without_its_c_part_the_package_says_how_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shmstore.bindings._shmstore", None)
+    with pytest.raises(ModuleNotFoundError, match="not built in"):
+        reload(shmstore.bindings)
+
+
+def test_what_has_gone_meanwhile_has_an_answer(stores: Stores, folder: Path) -> None:
+    gone = stores.create()
+    seen = look_at(gone.name)
+    gone.close(unlink=True)
+    assert ((), {}) == (take_sample(seen, None).readers, take_sample(seen, None).kinds)
+    assert [] == of_other_namespaces(gone.name, [os.getpid()])
+    assert gone.name in another_user(gone.name).message
+    assert "another number of ranks" in diagnostics._other_ranks(gone.name, 2).message
+    assert not _stopped(None)
+    (folder / "link").symlink_to("/memfd:x (deleted)")
+    with os.scandir(folder) as entries:
+        (entry,) = entries
+    (folder / "link").unlink()
+    assert not _is_memfd(entry)
+    with pytest.raises(SharedMemoryError, match="Not a directory"):
+        ObjectStoreReader.attach("a", dir="/proc/self/status", wait=0)
+
+
+def test_a_forked_child_that_exits_closes_its_own_stores_alone() -> None:
+    with ObjectStoreWriter.create(capacity=4096, n_readers=1) as ours:
+
+        def exits() -> tuple[bool, bool]:
+            orphans._at_exit()  # it has none
+            own = ObjectStoreWriter.create(capacity=4096, n_readers=1)
+            orphans._at_exit()
+            return own._open, os.path.exists(own.handle.path)
+
+        assert (False, False) == in_child(exits)
+        assert os.path.exists(ours.handle.path)
+        ours.put("a", 1)
 
 
 def test_a_worker_with_a_wrong_policy_leaves_its_rank_free() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -553,6 +554,8 @@ def test_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert [True, True] == [size in out for size in ("1 KiB", "4 MiB")]
     assert 0 == cli.main(["bench", "--json"])
     assert [1 << 10, 1 << 22] == [figure["nbytes"] for figure in json.loads(capsys.readouterr().out)["figures"]]
+    monkeypatch.setattr(bench, "_MOST_ROUNDS", 1000)
+    assert 2 == len(bench._interleaved([lambda: None] * 2, math.inf)), "it has no end"
     small, large = bench.measure()
     assert large.put_us > 10 * small.put_us or large.copy_us > 10 * small.copy_us
     assert all(min(f.put_us, f.copy_us, f.get_us, f.hit_us) > 0 for f in (small, large))

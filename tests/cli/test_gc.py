@@ -142,7 +142,13 @@ def _mapping(name: str, ready: int) -> None:
     inspector.close()
 
 
-@pytest.mark.parametrize("holder", [_attached, _mapping])
+def _opened(name: str, ready: int) -> None:
+    with (SHM / name).open("rb"):
+        os.write(ready, b"r")
+        signal.pause()
+
+
+@pytest.mark.parametrize("holder", [_attached, _mapping, _opened])
 def test_what_a_process_maps_stays_unless_forced(holder: object) -> None:
     with case("dead") as name:
         with running(name, holder) as child:  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import socket
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -13,9 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreHandle
 from shmstore.cli import main as cli
 from shmstore.errors import ForeignStoreError, LayoutMismatchError, SharedMemoryError, ShmStoreError, StoreNotFoundError
+from shmstore.files import PREFIX, of_other_namespaces
 from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.store import orphans
 from tests.multimodal.helpers import item, shm_sender, shm_worker
@@ -24,6 +26,7 @@ from tests.support import Child, Signal, raises, store_name
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users, which root alone may")
 
 OWNER, MEMBER, OUTSIDER, GROUP = 61001, 61002, 61003, 61000
+NO_PROCESS = 1 << 30
 VALUE = np.arange(1000)
 T = TypeVar("T")
 
@@ -118,23 +121,30 @@ def test_a_member_reads_writes_and_takes_over_and_an_outsider_is_refused_at_ever
             ObjectStoreWriter.unlink(name, dir=folder)
         return said
 
+    def send() -> None:
+        one, other = socket.socketpair()
+        with one, other, pytest.raises(ForeignStoreError):
+            StoreHandle(name, 1, 2, str(folder)).send(one)
+
+    as_user(OUTSIDER, send)
     (hint,) = set(as_user(OUTSIDER, lambda: refused(allow_uid=OWNER)))
     assert f"group {GROUP}" in hint
     assert all(f"allow_uid={OWNER}" in hint for hint in as_user(MEMBER, refused))
 
 
+@pytest.mark.parametrize("prefix", ["", PREFIX])
 @pytest.mark.parametrize(
     "command", ["ls", "dump", "verify", "verify --quick", "top --iterations=1", "gc --yes --force"]
 )
 def test_commands_show_and_remove_nothing_of_a_store_to_an_outsider(
-    folder: Path, command: str, capfd: pytest.CaptureFixture[str]
+    folder: Path, command: str, prefix: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    name = store_name()
+    name = prefix + store_name()
     as_user(OWNER, lambda: left_open(folder, name, mode=0o660, gid=GROUP))
     words = [*command.split(), *([] if command == "ls" else [name]), "--dir", str(folder)]
     assert (command != "ls") == as_user(OUTSIDER, lambda: cli.main(words))
     said = "".join(capfd.readouterr())
-    assert (command, name in said) == ("ls", False) or f"user {OWNER}" in said, said
+    assert (command, prefix, name in said) == ("ls", "", False) or f"user {OWNER}" in said, said
     assert (folder / name).exists()
 
 
@@ -276,6 +286,21 @@ def test_gc_by_a_member_removes_a_store_where_the_folder_lets_it(
     as_user(OWNER, lambda: left_open(folder, name, mode=0o660, gid=GROUP))
     assert int(sticky) == as_user(MEMBER, lambda: cli.main(["gc", "--yes", "--force", name, "--dir", str(folder)]))
     assert sticky == (folder / name).exists() == (f"belongs to user {OWNER}" in capfd.readouterr().err)
+
+
+def test_gc_counts_the_ranks_of_processes_that_it_may_not_look_into(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = store_name()
+    as_user(OWNER, lambda: left_open(folder, name, mode=0o660, gid=GROUP))
+
+    def look() -> list[int]:
+        cli.main(["gc", name, "--dir", str(folder)])
+        return of_other_namespaces(str(folder / name), [os.getppid(), NO_PROCESS])
+
+    with ObjectStoreReader.attach(name, dir=folder, allow_uid=OWNER):
+        assert [NO_PROCESS] == as_user(MEMBER, look)
+    assert "kept: readers attached: 1" in capfd.readouterr().out
 
 
 def test_an_exit_and_a_create_leave_what_a_dead_user_of_the_group_left(folder: Path) -> None:

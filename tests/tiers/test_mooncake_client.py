@@ -1,19 +1,26 @@
 """`MooncakeTier` and a process in the place of its client, which says anything; Mooncake itself is not needed."""
 
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from mmap import PAGESIZE
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO
 from unittest.mock import Mock
 
 import pytest
 
 from shmstore.errors import TierError
-from shmstore.tiers import mooncake
+from shmstore.tiers import mooncake, mooncake_client
 from shmstore.tiers.mooncake import LANES, MooncakeTier, _Lane
+from tests.support import Child
 from tests.tiers.contract import views
 
 TIMEOUT = 0.5
@@ -149,3 +156,53 @@ def test_memory_that_is_registered_later_is_of_the_next_client_and_of_a_file_tha
     (tmp_path / "memory").write_bytes(bytes(1))
     tier.register(memoryview(bytes(1)), tmp_path / "memory")
     assert client.dead
+
+
+def started(ours: Connection, theirs: Connection, memory: BinaryIO, host: str) -> Child:
+    """Start the client's program in a child, which has the place of its first page."""
+    settings = {"local_hostname": host, "master_server_addr": "nowhere"}
+
+    def client() -> None:
+        ours.close()
+        places, pipes = [[memory.fileno(), 0, PAGESIZE]], [theirs.fileno()]
+        given = {"parent": os.getppid(), "pipes": pipes, "places": places, "settings": settings}
+        sys.argv = ["client", json.dumps(given)]
+        mooncake_client.main()
+
+    child = Child(client)
+    theirs.close()
+    return child
+
+
+@pytest.mark.parametrize(
+    ("setup", "register", "host", "says"),
+    [(-7, 0, "h", "cannot reach its master nowhere (-7)"), (0, -8, "h", "(-8)"), (0, 0, "", "no way to")],
+)
+def test_a_client_that_cannot_begin_says_why(
+    monkeypatch: pytest.MonkeyPatch, setup: int, register: int, host: str, says: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", fake := Mock())
+    made = fake.MooncakeDistributedStore.return_value
+    made.setup.return_value, made.register_buffer.return_value = setup, register
+    ours, theirs = Pipe()
+    with ours, TemporaryFile() as memory:
+        memory.truncate(PAGESIZE)
+        child = started(ours, theirs, memory, host)
+        assert says in json.loads(ours.recv_bytes())["error"]
+        child.join()
+
+
+def test_a_client_ends_when_a_call_raises_or_its_parent_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", fake := Mock())
+    made = fake.MooncakeDistributedStore.return_value
+    made.setup.return_value, made.register_buffer.return_value, made.get.side_effect = 0, 0, ZeroDivisionError
+    ours, theirs = Pipe()
+    with ours, TemporaryFile() as memory:
+        memory.truncate(PAGESIZE)
+        child = started(ours, theirs, memory, "h")
+        assert 1 == len(json.loads(ours.recv_bytes())["addresses"])
+        ours.send_bytes(b'["get", "key"]')
+        with pytest.raises(EOFError):
+            ours.recv_bytes()
+        assert 1 == child._wait()
+    assert 1 == Child(lambda: mooncake_client._end_with(os.getpid()))._wait()

@@ -264,6 +264,16 @@ def test_a_back_end_that_registers_memory_gets_that_of_the_arena(here: Side) -> 
     assert back_end.same
 
 
+def test_an_error_of_a_call_is_logged_and_the_next_one_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    made, calls = threading.Event(), write_behind.WriteBehind(2)
+    calls.add("a", lambda: 1 // 0)
+    calls.add("b", made.set)
+    assert calls.flush(20)
+    assert made.is_set()
+    assert "ZeroDivisionError" in caplog.text
+    calls.close(20)
+
+
 def test_the_oldest_publishes_are_dropped(memory: MemoryTier) -> None:
     with store() as writer:
         tier = StoreTier(writer, memory, queue=2)
