@@ -318,6 +318,17 @@ def test_what_a_manager_refuses_changes_nothing(message: str, call: Any) -> None
     assert before == [state(each) for each in managers]
 
 
+def test_hashes_of_smaller_blocks_than_the_managers_find_nothing() -> None:
+    """The hash of 2 tokens would be the key of 4, of which the other two may differ."""
+    kv = manager(20, FULL)
+    one, two = (
+        Request(name, [1, 2, *rest], block_hasher=BlockHasher(2)) for name, *rest in (("a", 3, 4, 5), ("b", 6, 7, 8))
+    )
+    assert kv.allocate_slots(one, 6) is not None
+    with pytest.raises(ValueError, match="hash_block_size"):
+        kv.get_computed_blocks(two)
+
+
 @pytest.mark.parametrize("running", [True, False])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(
