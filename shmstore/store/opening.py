@@ -33,6 +33,7 @@ from shmstore.store.arguments import (
     checked_access,
     checked_name,
     expected_store,
+    flag_of,
     int_of,
     seconds_of,
     store_options,
@@ -132,7 +133,13 @@ class Openable(Closable):
         node, and ValueError for numbers out of range.
         """
         sizes = capacity, max_object_size, max_objects
-        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
+        flags = {
+            "prefault": prefault,
+            "huge_pages": huge_pages,
+            "checksums": checksums,
+            "writes": writes,
+            "memfd": memfd,
+        }
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
@@ -140,7 +147,7 @@ class Openable(Closable):
             raise ValueError("quotas are those of a writer's arena: with writes=False, pass them to join")
         if memfd and dir is not None:
             raise TypeError("a store with memfd=True is in no folder, so pass no dir")
-        call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS | bool(memfd) * native.MEMFD
+        call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS | memfd * native.MEMFD
         place = chosen if memfd else place_of(chosen, dir)
         access = checked_access(mode, gid)
         return cls._create(place, options._replace(flags=options.flags | call), serde, limits, *access)
@@ -245,7 +252,7 @@ class Openable(Closable):
     ) -> Self:
         name, required = expected[0], None if accept else options
         try:
-            writer = native.Writer.recover(*expected, required, arena, keep_leases)
+            writer = native.Writer.recover(*expected, required, arena, flag_of("keep_leases", keep_leases))
         except Exception as error:
             raise diagnostics.not_opened(error, name, "arena", arena, ranks=expected[2], required=required) from None
         try:
@@ -321,7 +328,7 @@ class Openable(Closable):
         `recover` and `create`.
         """
         sizes = capacity, max_object_size, max_objects
-        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
+        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums, "keep": keep}
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)
