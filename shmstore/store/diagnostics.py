@@ -111,7 +111,7 @@ def active(
 
     If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
     """
-    what = ""
+    what = "has no free arena"
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
         first = inspector.facts()
         n_writers = first["n_writers"]
@@ -122,9 +122,10 @@ def active(
             )
         arenas = range(n_writers) if arena in (None, native.ANY_ARENA) else [arena]
         who = _processes(_writers(inspector, arenas), name) or "none"
-        what = f" (n_writers={n_writers}); living writers: {who}"
+        what = what if n_writers > 1 else "already has its one writer"
+        what += f" (n_writers={n_writers}); living writers: {who}"
     return WriterActiveError(
-        f"store {shown(name)} has no free arena{what}",
+        f"store {shown(name)} {what}",
         hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "
         f"`fuser {path_of(name)}` names the process that is still ending",
     )

@@ -94,7 +94,9 @@ def test_an_arena_that_is_taken_is_refused_with_the_process_that_has_it(stores: 
 def test_a_store_of_one_writer_is_joined_only_when_that_has_ended(stores: Stores) -> None:
     alone = stores.create(**OPTIONS)
     for index in (None, 0):
-        with raises(WriterActiveError, names=["n_writers=1", f"process {os.getpid()}"], hint=["n_writers"]):
+        with raises(
+            WriterActiveError, names=["one writer", "n_writers=1", f"process {os.getpid()}"], hint=["n_writers"]
+        ):
             ObjectStoreWriter.join(alone.handle, index)
     alone.close(unlink=False)
     assert 0 == join(stores, alone.handle).index
