@@ -142,7 +142,10 @@ class StoreTier:
         return self._moment
 
     def flush(self, timeout: float) -> bool:
-        """Wait until no object waits to be sent; return False if `timeout` seconds were not enough."""
+        """Wait until no object waits to be sent; return False if `timeout` seconds were not enough.
+
+        Of these objects, some may have been dropped or refused: `stats` has the numbers.
+        """
         return self._write_behind.flush(timeout)
 
     def stats(self) -> TierStats:
@@ -158,7 +161,7 @@ class StoreTier:
     def close(self) -> None:
         """Send what is queued, for a few seconds at most, and close the tier; idempotent.
 
-        Close the writer after it.
+        Close the writer after it. From then on `fetch` finds nothing, and `publish` drops and counts what it is given.
         """
         self._write_behind.close(_CLOSING)
         self._breaker.close()
