@@ -439,6 +439,7 @@ def test_without_a_look_up_there_is_no_hit_ratio(stores: Stores) -> None:
 
     writer.put("a", torch.ones(1))
     assert ([0, 0, 0], None) == ratios()
+    assert "1 put, 0 hits (" in piped("dump", writer.name).out
     with pytest.raises(KeyError):
         writer.get_cached("b")
     writer.put("b", torch.ones(1))
@@ -528,6 +529,10 @@ def test_where_there_is_no_store_it_says_so(command: str, tmp_path: Path) -> Non
 def test_top_of_all_sorts_stores(stores: Stores) -> None:
     small, large = (stores.create(capacity=1 << 20) for _ in range(2))
     large.put("a", torch.zeros(1 << 16))
+    for words in (["--sort", "holds"], [small.name, "--sort", "used"]):
+        ran = piped("top", "--iterations", "1", *words)
+        assert (2, "") == (ran.status, ran.out)
+        assert "sorted by" in ran.err
     for order, expected in (("name", [small.name, large.name]), ("used", [large.name, small.name])):
         out = piped("top", "--iterations", "1", "--sort", order).out
         assert expected == sorted(expected, key=out.index)

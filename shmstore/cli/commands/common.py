@@ -78,13 +78,18 @@ def writers(facts: "StoreFacts") -> str:
     return said if facts.owner_pid is None else f"{said}, owner {facts.owner_pid}"
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: "1 hit", "2 hits"; `many` is the plural if it has more than an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def tier_line(tier: "TierStats") -> str:
     """Return the figures of a tier in one line."""
     return (
-        f"{tier.hits} hits ({size(tier.hit_bytes)}), {tier.misses} misses, {tier.declined} declined, "
-        f"{tier.damaged} damaged, {span(tier.saved_seconds)} saved; "
+        f"{counted(tier.hits, 'hit')} ({size(tier.hit_bytes)}), {counted(tier.misses, 'miss', 'misses')}, "
+        f"{tier.declined} declined, {tier.damaged} damaged, {span(tier.saved_seconds)} saved; "
         f"{tier.published} published ({size(tier.published_bytes)}), {tier.queued} queued, {tier.dropped} dropped, "
-        f"{tier.refused} refused; {tier.errors} errors, {tier.skipped} skipped"
+        f"{tier.refused} refused; {counted(tier.errors, 'error')}, {tier.skipped} skipped"
         f"{'; circuit open' if tier.open else ''}"
     )
 

@@ -18,6 +18,7 @@ from shmstore.cli.commands.common import (
     add_name,
     age,
     complain,
+    counted,
     hit_ratio,
     print_json,
     shown,
@@ -115,17 +116,21 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
     one = len(facts.writers) == 1
     alone = one and facts.owner_pid is None
     who = f"writer {facts.writer_pid} [{style}]{state}[/]" if alone else f"writers [{style}]{writers(facts)}[/]"
-    console.print(f"  {who}, {facts.recoveries} recoveries; options: {', '.join(facts.options) or 'none'}")
     console.print(
-        f"  {size(facts.used_bytes)} of {size(facts.capacity)} used by {facts.objects} objects "
+        f"  {who}, {counted(facts.recoveries, 'recovery', 'recoveries')}; options: {', '.join(facts.options) or 'none'}"
+    )
+    console.print(
+        f"  {size(facts.used_bytes)} of {size(facts.capacity)} used by {counted(facts.objects, 'object')} "
         f"(slots: {facts.max_objects}); "
-        f"{facts.open_leases} leases open (entries: {facts.max_leases}); {facts.n_readers} ranks expected"
+        f"{counted(facts.open_leases, 'lease')} open (entries: {facts.max_leases}); "
+        f"{counted(facts.n_readers, 'rank')} expected"
         f"{f', in groups of {_ranks(facts.groups)}' if len(facts.groups) > 1 else ''}"
     )
     console.print(
-        f"  {facts.puts} puts, {facts.hits} hits{'' if one else f' ({facts.adopted} adopted)'}, "
-        f"{facts.misses} misses (hit ratio {hit_ratio(facts)}), "
-        f"{facts.evictions} evictions, {facts.deletes} deletes, {facts.refusals} refusals, {facts.cancels} cancels; "
+        f"  {counted(facts.puts, 'put')}, {counted(facts.hits, 'hit')}"
+        f"{'' if one else f' ({facts.adopted} adopted)'}, {counted(facts.misses, 'miss', 'misses')} "
+        f"(hit ratio {hit_ratio(facts)}), {counted(facts.evictions, 'eviction')}, {counted(facts.deletes, 'delete')}, "
+        f"{counted(facts.refusals, 'refusal')}, {counted(facts.cancels, 'cancel')}; "
         f"next id {facts.next_id}, next lease {facts.next_lease}"
     )
     larger = ", ".join(f"{hit_ratio(facts, factor)} at {factor}x" for factor in MORE_HITS)

@@ -12,11 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, number_argument, positive_argument
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, number_argument, positive_argument
 from shmstore.cli.commands.common import (
     add_dir,
     add_json,
     complain,
+    counted,
     hit_ratio,
     print_json,
     ratio,
@@ -143,8 +144,8 @@ _RANK_ORDERS: _Orders = {
 
 
 def _sorted(found: Iterable[Any], orders: _Orders, order: str) -> list[Any]:
-    """Return samples or readers by an order; equal ones, and all of them in an unknown order, stay as they are."""
-    return sorted(found, key=orders.get(order, lambda one: 0), reverse=True)
+    """Return samples or readers by an order; equal ones stay as they are."""
+    return sorted(found, key=orders[order], reverse=True)
 
 
 def draw_all(console: Console, samples: Sequence[Sample], order: str) -> RenderableType:
@@ -206,7 +207,7 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
         owner = f"writers {writers(facts)}"
     oldest = sample.oldest_lease_seconds
     head = Text(shown(sample.segment.name), style="bold")
-    head.append(f"  {owner}, {facts.objects} objects, {facts.open_leases} leases open, ")
+    head.append(f"  {owner}, {counted(facts.objects, 'object')}, {counted(facts.open_leases, 'lease')} open, ")
     head.append(f"oldest unread {'-' if oldest is None else span(oldest)}")
     used = Text(f"{size(facts.used_bytes)} of {size(facts.capacity)}  ") + _bar(facts, 40)
     table = make_table(console, "", "", "per second", "total", left=("",))
@@ -284,9 +285,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    orders = _RANK_ORDERS if arguments.name else _STORE_ORDERS
+    if arguments.sort not in (None, *orders):
+        whose = "the ranks of NAME are" if arguments.name else "stores are"
+        return complain("top", f"{whose} sorted by {', '.join(orders)}, not by {arguments.sort}", EXIT_USAGE)
     watcher = Watcher(arguments.name, arguments.dir)
     console = make_picture() if arguments.svg else make_console()
-    order = arguments.sort or ("rank" if arguments.name else "name")
+    order = arguments.sort or next(iter(orders))
     try:
         if console.is_terminal and not (arguments.json or arguments.svg):
             _live(console, watcher, arguments, order)
