@@ -75,8 +75,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
                 batch.record.unless_stored = 1
             ref = self._put(batch, key, value, hold, b"", kind, namespace, group, timeout)
             batch.record.keep = 1  # the commit; see bindings.batch
-            if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
-                self._writer.spare = batch
+            self._writer.spare = batch if self._writer._w else None  # closed: a spare would keep the mapping
             return ref
         except BaseException:
             batch.undo()
@@ -222,8 +221,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         try:
             ref = self._hand_out(batch, key, hold, namespace, group)
             batch.record.keep = 1
-            if self._writer._w:
-                self._writer.spare = batch
+            self._writer.spare = batch if self._writer._w else None
             return ref
         except BaseException:
             batch.undo()

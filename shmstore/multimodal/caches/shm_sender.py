@@ -197,8 +197,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             now = counts.counts  # the commit, as below
             counts.counts = now[0] + 1, now[1] + 1, now[2], now[3]
             batch.record.keep = 1
-            if native._w:
-                native.spare = batch
+            native.spare = batch if native._w else None
             return output
         except BaseException:
             batch.undo()
@@ -253,8 +252,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                 self.inline_too_large += large
                 self.inline_late += late
             batch.record.keep = 1
-            if native._w:  # else it was closed meanwhile, and a spare would keep the mapping
-                native.spare = batch
+            native.spare = batch if native._w else None  # closed meanwhile: a spare would keep the mapping
             return outputs
         except BaseException:
             batch.undo()
