@@ -199,10 +199,7 @@ class KVCacheManager:
             check_range(0, TOKEN_LIMIT, num_tokens=num_tokens)
             raise ValueError(f"num_tokens must be what a block table can hold, not {num_tokens}") from None
         if tokens and len(hashes) * self.hash_block_size > num_tokens:  # a miss harms nobody
-            raise ValueError(
-                f"the request has {len(hashes)} block hashes for {num_tokens} tokens, more than blocks of "
-                f"{self.hash_block_size}: make its BlockHasher with the manager's hash_block_size"
-            )
+            raise ValueError(f"{len(hashes)} hashes for {num_tokens} tokens: BlockHasher needs this hash_block_size")
         if self._several and self._tables.longest > tokens:  # one group agrees with itself
             self.shared_prefix_boundary = self._tables.longest
         if record_stats and self.log_stats:

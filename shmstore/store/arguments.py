@@ -51,11 +51,11 @@ def seconds_of(name: str, value: Any) -> float:
     return float(value)
 
 
-def flag_of(name: str, value: Any) -> bool:
-    """Return `value`; TypeError, which names the argument, if it is not a bool: the text "false" would be true."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, not {shown(value)}")
-    return value
+def check_flags(**flags: Any) -> None:
+    """Raise TypeError, which names the argument, for one that is not a bool: the text "false" would be true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {shown(value)}")
 
 
 def checked_name(name: Any) -> str:
@@ -104,10 +104,8 @@ def store_options(
     objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
     if eviction not in ("clock", "fifo"):
         raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")
-    bits = (
-        sum(FLAGS.get(name, 0) for name, on in flags.items() if flag_of(name, on))
-        | (eviction == "fifo") * FLAGS["fifo"]
-    )
+    check_flags(**flags)
+    bits = sum(FLAGS[name] for name, on in flags.items() if on) | (eviction == "fifo") * FLAGS["fifo"]
     if numa_node is not None:
         node = int_of("numa_node", numa_node, 0, native.MAX_NODE)
         native.check_node(node)

@@ -122,8 +122,7 @@ def active(
             )
         arenas = range(n_writers) if arena in (None, native.ANY_ARENA) else [arena]
         who = _processes(_writers(inspector, arenas), name) or "none"
-        what = what if n_writers > 1 else "already has its one writer"
-        what += f" (n_writers={n_writers}); living writers: {who}"
+        what = f"{what if n_writers > 1 else 'has its one writer'} (n_writers={n_writers}); living writers: {who}"
     return WriterActiveError(
         f"store {shown(name)} {what}",
         hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "

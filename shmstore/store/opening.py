@@ -30,10 +30,10 @@ from shmstore.store import diagnostics, orphans
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
+    check_flags,
     checked_access,
     checked_name,
     expected_store,
-    flag_of,
     int_of,
     seconds_of,
     store_options,
@@ -133,13 +133,8 @@ class Openable(Closable):
         node, and ValueError for numbers out of range.
         """
         sizes = capacity, max_object_size, max_objects
-        flags = {
-            "prefault": prefault,
-            "huge_pages": huge_pages,
-            "checksums": checksums,
-            "writes": writes,
-            "memfd": memfd,
-        }
+        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
+        check_flags(writes=writes, memfd=memfd)
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
@@ -251,8 +246,9 @@ class Openable(Closable):
         keep_leases: bool = True,
     ) -> Self:
         name, required = expected[0], None if accept else options
+        check_flags(keep_leases=keep_leases)
         try:
-            writer = native.Writer.recover(*expected, required, arena, flag_of("keep_leases", keep_leases))
+            writer = native.Writer.recover(*expected, required, arena, keep_leases)
         except Exception as error:
             raise diagnostics.not_opened(error, name, "arena", arena, ranks=expected[2], required=required) from None
         try:
@@ -328,7 +324,8 @@ class Openable(Closable):
         `recover` and `create`.
         """
         sizes = capacity, max_object_size, max_objects
-        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums, "keep": keep}
+        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
+        check_flags(keep=keep)
         options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)

@@ -27,7 +27,6 @@ from shmstore.store.arguments import (
     DEFAULT_SERDE,
     Closable,
     expected_store,
-    flag_of,
     hides_payload,
     int_of,
     packed_key,
@@ -110,10 +109,9 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
         number = 0 if rank is None else int_of("rank", rank, 0, native.MAX_READERS - 1)
-        only = flag_of("finds_only", finds_only)
         end = time.monotonic() + 1  # as long as the core waits for the rank of a process that has ended
         while True:
-            attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, only, rank is None)
+            attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, rank is None)
             try:
                 reader = attempt() if wait is None else _waiting(wait, place, attempt)
             except Exception as error:

@@ -142,10 +142,7 @@ class StoreTier:
         return self._moment
 
     def flush(self, timeout: float) -> bool:
-        """Wait until no object waits to be sent; return False if `timeout` seconds were not enough.
-
-        Of these objects, some may have been dropped or refused: `stats` has the numbers.
-        """
+        """Wait until each object was sent, refused or dropped; return False if `timeout` seconds were not enough."""
         return self._write_behind.flush(timeout)
 
     def stats(self) -> TierStats:

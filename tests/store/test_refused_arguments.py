@@ -136,7 +136,6 @@ REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
     *((flag, opening(flag)[:1], [], ["false", 1]) for flag in ("memfd", "writes")),
     *((flag, opening(flag)[1:], [], ["false", 1]) for flag in ("keep", "keep_leases")),
     ("keep_leases", [lambda w, v: ObjectStoreWriter.join(w.name, keep_leases=v)], [], ["false"]),
-    ("finds_only", [lambda w, v: ObjectStoreReader.attach(w.name, finds_only=v)], [], ["false"]),
     ("position", [lambda w, v: list(w.events(v))], [-1, 2**60, 2**63], ["1"]),
     ("log_bytes", [ObjectStoreWriter.track_events], [-1], []),
 ]

@@ -121,8 +121,7 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
     )
     console.print(
         f"  {size(facts.used_bytes)} of {size(facts.capacity)} used by {counted(facts.objects, 'object')} "
-        f"(slots: {facts.max_objects}); "
-        f"{counted(facts.open_leases, 'lease')} open (entries: {facts.max_leases}); "
+        f"(slots: {facts.max_objects}); {counted(facts.open_leases, 'lease')} open (entries: {facts.max_leases}); "
         f"{counted(facts.n_readers, 'rank')} expected"
         f"{f', in groups of {_ranks(facts.groups)}' if len(facts.groups) > 1 else ''}"
     )

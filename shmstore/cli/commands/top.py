@@ -5,6 +5,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +71,9 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
     readers: tuple[ReaderInfo, ...] = ()
     kinds: dict[str, KindStats] = {}
     if info.facts is not None:
-        try:
-            with StoreInspector.open(info.name, info.dir) as inspector:
-                readers, kinds = inspector.readers(), inspector.kinds()
-        except (ShmStoreError, OSError):  # it has just been removed, as the next sample will find
-            pass
+        # It may just have been removed, as the next sample will find.
+        with suppress(ShmStoreError, OSError), StoreInspector.open(info.name, info.dir) as inspector:
+            readers, kinds = inspector.readers(), inspector.kinds()
     now = time.monotonic()
     facts = info.facts
     old = before.segment.facts if before and before.segment.inode == info.inode else None
@@ -234,14 +233,10 @@ def _draw(console: Console, samples: Sequence[Sample], one: bool, order: str) ->
     return draw_one(console, samples[0], order) if one else draw_all(console, samples, order)
 
 
-def _rounds(number: int | None) -> Iterable[int]:
-    return itertools.count() if number is None else range(number)
-
-
 def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
     one = arguments.name is not None
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        for _ in _rounds(arguments.iterations):
+        for _ in itertools.count() if arguments.iterations is None else range(arguments.iterations):
             live.update(_draw(console, watcher.sample(), one, order), refresh=True)
             time.sleep(arguments.interval)
 
@@ -249,7 +244,7 @@ def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace, ord
 def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
     """Print every sample, or only the last one as a picture."""
     rounds = arguments.iterations or (2 if arguments.svg else None)
-    for number in _rounds(rounds):
+    for number in itertools.count() if rounds is None else range(rounds):
         if number:
             time.sleep(arguments.interval)
         samples = watcher.sample()
@@ -287,8 +282,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     orders = _RANK_ORDERS if arguments.name else _STORE_ORDERS
     if arguments.sort not in (None, *orders):
-        whose = "the ranks of NAME are" if arguments.name else "stores are"
-        return complain("top", f"{whose} sorted by {', '.join(orders)}, not by {arguments.sort}", EXIT_USAGE)
+        whose = "the ranks of NAME" if arguments.name else "stores"
+        return complain("top", f"--sort must be one of {', '.join(orders)} for {whose}", EXIT_USAGE)
     watcher = Watcher(arguments.name, arguments.dir)
     console = make_picture() if arguments.svg else make_console()
     order = arguments.sort or next(iter(orders))
