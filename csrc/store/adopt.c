@@ -206,7 +206,7 @@ static void scan(struct shms_writer *w, uint32_t slots) {
 }
 
 void shms_delete_dropped(struct shms_writer *w) {
-    for (uint32_t o = 0; has_others(w) && o < w->seg.layout.n_writers; o++) {
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++) {
         const shms_writer_table *t = shms_segment_writer(&w->seg, o);
         SHMS_STEP("D3"); /* pairs with D2 */
         uint64_t drops = atomic_load_explicit(&t->drops, memory_order_acquire), seen = w->drops_seen[o];

@@ -92,7 +92,7 @@ int shms_claim_take(shms_claims *c, uint64_t thread, const char *key, uint32_t k
         c->table[c->n].byte = byte;
         c->table[c->n++].thread = thread;
     } else if (granted) {
-        granted = errno != EAGAIN && errno != EACCES; /* else another process has it */
+        granted = errno != EAGAIN; /* else another process has it */
         byte = 0;
     }
     if (granted) {

@@ -14,7 +14,8 @@
 static inline unsigned shms_cpu_features(void) {
     static _Atomic unsigned known; /* CPUID traps in a virtual machine; threads that ask at once store the same word */
     unsigned a, b, c = atomic_load_explicit(&known, memory_order_relaxed), d;
-    if (c == 0 && __get_cpuid(1, &a, &b, &c, &d)) {
+    if (c == 0) {
+        __cpuid(1, a, b, c, d);
         if (c & bit_OSXSAVE)
             __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
         if (!(c & bit_OSXSAVE) || (a & 6) != 6)

@@ -33,10 +33,9 @@ static int mark(const shms_segment *seg) {
 static int create_locked(shms_segment *seg, const shms_options *options) {
     const shms_layout *l = &seg->layout;
     bool owns = options->flags & SHMS_OWNS;
-    uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
-    int rc;
-    if ((rc = shms_file_size(seg, &size)) ||
-        (rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER)))
+    uint64_t control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
+    int rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER);
+    if (rc)
         return rc;
     /* The group first, so that no other gets rights. Until both are done the file is empty; see open_failed. */
     if ((options->group && fchown(seg->fd, (uid_t)-1, options->group - 1)) ||

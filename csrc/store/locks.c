@@ -41,7 +41,7 @@ static int lock_by_page(shms_segment *seg, int fd, int role) {
     if (fcntl(fd, F_OFD_SETLK, &fl)) {
         if (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP) /* as file systems say it */
             errno = ENOLCK;
-        if (errno != EAGAIN && errno != EACCES)
+        if (errno != EAGAIN)
             return SHMS_ESYS;
         return role < 0 ? SHMS_EWRITERACTIVE : SHMS_ERANKINUSE;
     }
@@ -186,7 +186,7 @@ static bool unlink_last(shms_segment *seg, int unlinks) {
 }
 
 bool shms_segment_unlink_last(shms_segment *seg, int unlinks) {
-    if (seg->layout.n_writers == 1 && seg->lock && !seg->sb->owner) {
+    if (seg->layout.n_writers == 1 && !seg->sb->owner) {
         unlink_as(seg, unlinks);
         return true;
     }

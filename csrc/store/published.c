@@ -11,7 +11,7 @@
 #include "step.h"
 
 static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
-    shms_superblock *sb = mmap(NULL, SHMS_PAGE, PROT_READ, SHMS_SHARED, fd, 0);
+    shms_superblock *sb = mmap(NULL, seg->unit, PROT_READ, SHMS_SHARED, fd, 0);
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
     int rc = shms_layout_read(&seg->layout, sb, size);
