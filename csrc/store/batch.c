@@ -57,15 +57,16 @@ int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint6
     b->keys_size = each_key(w, keys, size, shms_protect_key); /* a part of them can be undone, too */
     if (b->keys_size < size)
         return shms_writer_leave(w, SHMS_ENOMEM);
-    for (uint64_t at = 0; at < size && !w->closed && shms_batch_ready(b) == SHMS_OK; at += 4 + key_at(keys + at)) {
-        uint32_t len = key_at(keys + at);
-        if ((rc = shms_keep_remote(w, (const char *)keys + at + 4, len, b->ref)) == 1)
+    for (uint64_t at = 0; at < size && rc == SHMS_OK; at += 4 + key_at(keys + at)) {
+        if ((rc = shms_batch_ready(b)) == SHMS_OK)
+            rc = shms_keep_remote(w, (const char *)keys + at + 4, key_at(keys + at), b->ref);
+        if (rc == 1) {
             shms_batch_note(b, 0);
-        shms_writer_refused(w, rc, b);
-        if (rc < 0)
-            return shms_writer_leave(w, rc); /* the caller undoes the batch */
+            rc = SHMS_OK;
+        }
     }
-    return shms_writer_leave(w, w->closed ? SHMS_ECLOSED : SHMS_OK); /* closed while the mutex was yielded */
+    shms_writer_refused(w, rc, b);
+    return shms_writer_leave(w, rc); /* after an error the caller undoes the batch */
 }
 
 static void undo_item(struct shms_writer *w, const shms_batch_item *item) {

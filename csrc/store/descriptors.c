@@ -68,7 +68,8 @@ static void fork_register(void) { pthread_atfork(shms_forks_stop, shms_forks_go_
 /* Is the path a descriptor's? Then it is a link, which leads to the file also where no folder does. */
 static bool by_descriptor(const shms_segment *seg) {
     int end = 0;
-    if (sscanf(seg->path, "/proc/self/fd/%*u%n", &end) == EOF || !end)
+    sscanf(seg->path, "/proc/self/fd/%*u%n", &end);
+    if (!end)
         sscanf(seg->path, "/proc/%*u/fd/%*u%n", &end);
     return end && !seg->path[end];
 }
@@ -90,7 +91,7 @@ static bool read_boot(uint64_t *boot) {
 
 /* Opens the file and adds the segment to the list. No fork can come between the two. */
 int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
-    struct stat st;
+    struct stat st = {0};
     struct statfs fs;
     pthread_once(&fork_once, fork_register);
     shms_forks_stop();
@@ -99,12 +100,12 @@ int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
     bool looks = (flags & O_ACCMODE) == O_RDONLY; /* at whatever it is; takes no part */
     bool known = seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0 &&
                  (looks || !shms_file_is_on_disk(&fs) || read_boot(&seg->boot));
+    seg->dev = st.st_dev;
+    seg->ino = st.st_ino;
     if (known && (looks || !S_ISREG(st.st_mode) || shms_file_serves(&fs))) {
         if (memfd || by_descriptor(seg)) /* its own from now on: the caller may close that one */
             snprintf(seg->path, sizeof seg->path, "/proc/self/fd/%d", seg->fd);
         seg->unit = shms_file_unit(&fs);
-        seg->dev = st.st_dev;
-        seg->ino = st.st_ino;
         seg->prev = NULL;
         seg->next = open_segments;
         if (open_segments)
@@ -112,11 +113,8 @@ int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
         open_segments = seg;
     } else if (seg->fd >= 0) {
         int why = known ? EOPNOTSUPP : errno;
-        if (known && (flags & O_EXCL) && !memfd) {
-            seg->dev = st.st_dev;
-            seg->ino = st.st_ino;
+        if (flags & O_EXCL)
             shms_segment_unlink(seg);
-        }
         close(seg->fd);
         seg->fd = -1;
         errno = why;

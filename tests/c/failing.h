@@ -7,17 +7,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int64_t until_failure = -1; /* how many calls succeed first; -1: all */
 static int failed;
+static const char *only; /* the one function that may fail; NULL: each */
+static int instead;      /* its errno; 0: the usual one */
 
-static bool fails(int why) {
-    if (until_failure < 0 || until_failure-- > 0)
+static bool may_fail(const char *function, int why) {
+    if (until_failure < 0 || (only && strcmp(only, function)) || until_failure-- > 0)
         return false;
     failed++;
-    errno = why;
+    errno = instead ? instead : why;
     return true;
 }
+#define fails(why) may_fail(__func__, why)
 #define REAL(name, type, ...)                                                                                          \
     static type (*real)(__VA_ARGS__);                                                                                  \
     if (!real)                                                                                                         \

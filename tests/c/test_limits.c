@@ -9,9 +9,11 @@
 #include <stdarg.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 
 #include "failing.h"
+#include "store/claims.h"
 #include "inspections.h"
 
 int open(const char *path, int flags, ...) {
@@ -30,8 +32,11 @@ int fcntl(int fd, int command, ...) {
     REAL(fcntl, int, int, int, ...);
     return fails(ENOLCK) ? -1 : real(fd, command, argument);
 }
+static bool lower; /* PROT_NONE maps another file, as overlayfs does */
 void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
     REAL(mmap, void *, void *, size_t, int, int, int, off_t);
+    if (lower && protection == PROT_NONE)
+        return real(at, size, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return fails(ENOMEM) ? MAP_FAILED : real(at, size, protection, flags, fd, offset);
 }
 int mprotect(void *at, size_t size, int protection) {
@@ -70,6 +75,21 @@ int fchmod(int fd, mode_t mode) {
     REAL(fchmod, int, int, mode_t);
     return fails(EPERM) ? -1 : real(fd, mode);
 }
+int fchown(int fd, uid_t user, gid_t group) {
+    REAL(fchown, int, int, uid_t, gid_t);
+    return fails(EPERM) ? -1 : real(fd, user, group);
+}
+enum { TMPFS, HUGETLBFS = (int)0x958458f6, EXT4 = 0xef53 };
+static int taken_for; /* a file system: not TMPFS, which all files of these tests are on */
+int fstatfs(int fd, struct statfs *out) {
+    REAL(fstatfs, int, int, struct statfs *);
+    int rc = fails(EIO) ? -1 : real(fd, out);
+    if (taken_for) {
+        out->f_type = taken_for;
+        out->f_bsize = 2 * sysconf(_SC_PAGESIZE);
+    }
+    return rc;
+}
 /* ---- each call of the system, in each call of ours ---- */
 
 static const char *name, *remains;
@@ -79,9 +99,45 @@ static shms_view *view;
 static uint8_t ref[SHMS_REF_SIZE];
 static const shms_options few = {
     .capacity = 2 << 20, .n_readers = 1, .n_writers = 2, .max_objects = 8, .flags = SHMS_PREFAULT | SHMS_CHECKSUMS};
+static const shms_options little = {.capacity = 4096, .n_readers = 1, .max_objects = 8}; /* needs no huge pages */
 
-static int create(void) { return shms_writer_create(&mine, name, &few); }
-static int join(void) { return shms_writer_join(&theirs, name, 1, NULL); }
+static shms_claims *claims;
+static shms_claim claim;
+
+/* A call without a failure of its own, in one that has another. */
+static void aside(void (*does)(void)) {
+    int64_t left = until_failure;
+    until_failure = -1;
+    does();
+    until_failure = left;
+}
+static void end_small(void) { end_writer(small); }
+
+static int create(void) {
+    shms_options o = few;
+    o.group = getegid() + 1;
+    return shms_writer_create(&mine, name, &o);
+}
+static int create_of(int file_system) {
+    taken_for = file_system;
+    int rc = shms_writer_create(&small, remains, &little);
+    taken_for = TMPFS;
+    if (rc == SHMS_OK)
+        aside(end_small);
+    return rc;
+}
+static int create_huge(void) { return create_of(HUGETLBFS); }
+static int create_on_disk(void) { return create_of(EXT4); }
+static int create_memfd(void) {
+    shms_options o = little;
+    shms_writer *w;
+    o.flags |= SHMS_MEMFD;
+    int rc = shms_writer_create(&w, "memory", &o);
+    if (rc == SHMS_OK)
+        shms_writer_free(w);
+    return rc;
+}
+static int join(void) { return shms_writer_join(&theirs, name, SHMS_ANY_ARENA, NULL); }
 static int attach(void) { return shms_reader_attach(&reader, name, 0, NULL); }
 static int put(void) { return put_marked(mine, "key", 30000, 1, ref); }
 static int hit(void) { return verb_hit(theirs, "key", 3, ref); }
@@ -110,13 +166,6 @@ static int inspect(void) {
     shms_inspector_free(i);
     return rc < 0 ? (int)rc : SHMS_OK;
 }
-/* A call without a failure of its own, in one that has another. */
-static void aside(void (*does)(void)) {
-    int64_t left = until_failure;
-    until_failure = -1;
-    does();
-    until_failure = left;
-}
 static void die_early(void) { close(shm_open(remains, O_RDWR | O_CREAT | O_CLOEXEC, 0600)); }
 static void remove_remains(void) { shm_unlink(remains); }
 /* Removes the file of a creator that died early. */
@@ -133,14 +182,11 @@ static int meet(void) {
     aside(remove_remains);
     return rc == SHMS_ECREATING ? SHMS_OK : rc;
 }
-static void end_small(void) { end_writer(small); }
-/* In a store that needs no huge pages. */
 static int reserve(void) {
-    const shms_options o = {.capacity = 4096, .n_readers = 1, .max_objects = 8};
     const shms_object object = {.key = "key", .key_len = 3, .payload_size = 10};
     shms_uncommitted *u;
     char *payload;
-    int rc = shms_writer_create(&small, remains, &o);
+    int rc = shms_writer_create(&small, remains, &little);
     if (rc)
         return rc;
     if ((rc = shms_writer_begin(small, &object, &payload, &u)) == SHMS_OK)
@@ -149,12 +195,52 @@ static int reserve(void) {
     return rc;
 }
 static int ask_node(void) { return shms_node_check(0) && errno == ENOMEM ? SHMS_ESYS : SHMS_OK; }
+/* Of the other writer's object: each time opens a lease, and the batch has room for four at first. */
 static int protect(void) {
-    static const uint8_t keys[] = {3, 0, 0, 0, 'k', 'e', 'y'};
+    static const uint8_t keys[] = "\3\0\0\0key\3\0\0\0key\3\0\0\0key\3\0\0\0key\3\0\0\0key";
     shms_batch b = {0};
-    int rc = shms_batch_protect(mine, &b, keys, sizeof keys);
-    shms_batch_drop(mine, &b);
+    int rc = shms_batch_protect(theirs, &b, keys, sizeof keys - 1);
+    CHECK(rc || b.n_items == 5);
+    shms_batch_drop(theirs, &b);
     return rc;
+}
+static int hold(void) {
+    shms_batch b = {0};
+    uint8_t held[SHMS_REF_SIZE];
+    int rc = verb_hit(mine, "key", 3, held);
+    if (rc == SHMS_OK)
+        rc = shms_batch_hold(mine, &b, held);
+    shms_batch_drop(mine, &b);
+    return rc == 1 ? SHMS_OK : rc;
+}
+static int list(void) {
+    uint8_t out[256];
+    uint64_t sizes[] = {sizeof out, 0};
+    int rc = shms_writer_stored(mine, "", 0, out, sizes);
+    CHECK(rc || sizes[0] == sizeof(shms_event) + 3);
+    return rc;
+}
+static int track(void) {
+    int64_t rc = shms_writer_track_events(mine, 1);
+    CHECK(shms_writer_track_events(mine, 0) > 0);
+    return rc < 0 ? (int)rc : SHMS_OK;
+}
+/* Without its byte, a claim is granted all the same. */
+static int claim_key(void) {
+    int rc = shms_claims_open(&claims, name, mine->seg.sb->store);
+    if (rc)
+        return rc;
+    CHECK_EQ(1, shms_claim_take(claims, 7, "new", 3, &claim));
+    CHECK_EQ(0, shms_claimed(claims, "other", 5));
+    return rc;
+}
+static int end_claim(void) {
+    shms_claim_end(&claim);
+    shms_claim_end(&claim);
+    CHECK_EQ(0, shms_claims_of(claims, 7));
+    shms_claims_drop(&claims);
+    shms_claims_drop(&claims);
+    return SHMS_OK;
 }
 static int limit(void) {
     int kind = shms_writer_kind(mine, "kind", 4);
@@ -174,9 +260,10 @@ static int leave(void) {
     return rc;
 }
 static int (*const calls[])(void) = {
-    create, join,    attach,  put,  hit,     get,      let_go,  get_privately, let_go, find,   let_go,
-    ask,    inspect, discard, meet, reserve, ask_node, protect, limit,         clear,  detach, put_all_that_fits,
-    leave,  join};
+    create, create_huge, create_on_disk,    create_memfd, join, attach, claim_key, put,     hit,
+    get,    let_go,      get_privately,     let_go,       find, let_go, ask,       inspect, discard,
+    meet,   reserve,     ask_node,          protect,      hold, list,   track,     limit,   end_claim,
+    clear,  detach,      put_all_that_fits, leave,        join};
 
 static uint64_t lines_of(const char *path, const char *with) {
     char line[4096];
@@ -227,6 +314,44 @@ TEST(a_call_in_which_a_system_call_fails_is_done_or_not_begun_and_leaks_nothing)
             continue;
 }
 
+TEST(a_creation_that_fails_says_why) {
+    static const struct {
+        const char *only;
+        int64_t nth;
+        int why, (*create)(void), rc, says;
+    } rows[] = {
+        {"pwrite", 0, ENOSPC, create, SHMS_ENOSPC, ENOSPC},
+        {"pwrite", 0, EIO, create, SHMS_ESYS, EIO},
+        {"fcntl", 0, ENOLCK, create, SHMS_ESYS, ENOLCK},
+        {"fcntl", 0, EINVAL, create, SHMS_ESYS, ENOLCK}, /* as file systems say it */
+        {"fcntl", 0, ENOSYS, create, SHMS_ESYS, ENOLCK},
+        {"fcntl", 0, EOPNOTSUPP, create, SHMS_ESYS, ENOLCK},
+        {"open", 1, ENOENT, create_on_disk, SHMS_OK, 0}, /* there is no /proc */
+        {"open", 1, EMFILE, create_on_disk, SHMS_ESYS, EMFILE},
+        {"fstatfs", 0, EIO, create, SHMS_ESYS, EIO},
+    };
+    name = store_name("why");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        only = rows[i].only;
+        instead = rows[i].why;
+        until_failure = rows[i].nth;
+        failed = 0;
+        CHECK_EQ(rows[i].rc, rows[i].create());
+        CHECK(failed && (rows[i].rc == SHMS_OK || rows[i].says == errno));
+        until_failure = -1;
+    }
+    only = NULL;
+    instead = 0;
+    lower = true;
+    CHECK(create() == SHMS_ESYS && errno == ENOLCK);
+    lower = false;
+    shms_claims *c; /* of a name that is none: all are granted */
+    CHECK_EQ(SHMS_OK, shms_claims_open(&c, "", 0));
+    CHECK_EQ(1, shms_claim_take(c, 7, "new", 3, &claim));
+    shms_claim_end(&claim);
+    shms_claims_drop(&c);
+}
+
 /* ---- as many and as large as may be ---- */
 
 TEST(each_of_64_writers_puts_for_256_ranks_what_each_of_them_reads) {
@@ -239,6 +364,7 @@ TEST(each_of_64_writers_puts_for_256_ranks_what_each_of_them_reads) {
         CHECK_EQ(SHMS_OK, shms_writer_join(&writers[n], name, SHMS_ANY_ARENA, NULL));
     CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&theirs, name, SHMS_ANY_ARENA, NULL));
     CHECK_EQ(SHMS_EINVAL, shms_writer_join(&theirs, name, SHMS_MAX_WRITERS, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_join(&theirs, name, SHMS_ANY_ARENA - 1, NULL));
     for (uint32_t r = 0; r < SHMS_MAX_READERS; r++)
         CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[r], name, r, NULL));
     for (uint64_t n = 0; n < SHMS_MAX_WRITERS; n++) {
@@ -335,9 +461,16 @@ static void fork_there(const char *label) {
         return;
     pid_t child = fork_child();
     if (child == 0) { /* it has neither the locks nor the right to use the handles */
+        taken_for = TMPFS;
         CHECK_EQ(SHMS_EFORKED, shms_writer_has(mine, "key", 3));
         CHECK(!theirs || SHMS_EFORKED == shms_writer_has(theirs, "key", 3));
         CHECK(!reader || SHMS_EFORKED == shms_reader_has(reader, "key", 3));
+        if (claims) {
+            shms_claim another;
+            CHECK_EQ(SHMS_EFORKED, shms_claim_take(claims, 7, "another", 7, &another));
+            CHECK_EQ(SHMS_EFORKED, shms_claimed(claims, "new", 3));
+            end_claim();
+        }
         CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&theirs, name, 0, NULL));
         _exit(0);
     }
