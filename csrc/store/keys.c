@@ -68,7 +68,7 @@ int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len) {
         if (n % AT_ONCE == 0 && shms_reclaim_yield(w)) {
             if (w->closed)
                 return shms_writer_leave(w, SHMS_ECLOSED);
-            next = behind < w->ring.capacity ? shms_ring_at(&w->ring, behind) : SHMS_NONE;
+            next = shms_ring_at(&w->ring, behind);
         }
     }
     shms_drop_all_remote(w, prefix, prefix_len);
