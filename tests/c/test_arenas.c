@@ -1,5 +1,7 @@
 /* test_arenas.c - several writers of one store: joining, one another's objects, and what the owner still may evict. */
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -142,7 +144,7 @@ static int join_again(int by, bool keep) {
 }
 
 TEST(a_successor_keeps_the_leases_whose_objects_are_still_there) {
-    uint8_t a[3][SHMS_REF_SIZE], held[SHMS_REF_SIZE], lost[SHMS_REF_SIZE], own[SHMS_REF_SIZE];
+    uint8_t a[3][SHMS_REF_SIZE], held[SHMS_REF_SIZE], lost[SHMS_REF_SIZE], own[SHMS_REF_SIZE], wrong[SHMS_REF_SIZE];
     for (int keep = 0; keep < 2; keep++) {
         open_all();
         put(0, "a", 3000, NULL);
@@ -151,7 +153,10 @@ TEST(a_successor_keeps_the_leases_whose_objects_are_still_there) {
         put(1, "o", 3000, own);
         for (int i = 0; i < 3; i++)
             CHECK(hit(1, "a", a[i]));
-        CHECK(hit(1, "h", held) && hit(1, "l", lost));
+        CHECK(hit(1, "h", held) && hit(1, "l", lost) && hit(1, "h", wrong));
+        shms_ref parts;
+        shms_ref_unpack(&parts, wrong);
+        shms_set(&shms_segment_lease(&writers[1]->seg, parts.entry)->what, 0xffffff); /* no slot, after damage */
         CHECK_EQ(1, verb_hold(writers[1], held));
         get(held, 'h');
         shms_set(&slot_of(0, lost)->id, 1000); /* reclaimed, as far as anyone can see */
@@ -218,7 +223,7 @@ TEST(dropped_objects_are_found_however_far_the_owner_is_behind) {
 
 TEST(what_was_dropped_is_gone_before_the_owner_has_deleted_it) {
     shms_stats stats;
-    open_arenas(1 << 20, 2000);
+    open_arenas(1 << 20, 2001); /* not a multiple of what one call scans */
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 2000; i++)
             put(0, key_of("k", i), 100, NULL);
@@ -228,6 +233,9 @@ TEST(what_was_dropped_is_gone_before_the_owner_has_deleted_it) {
             CHECK(!has_key(writers[0], key_of("k", i * 19 + round)));
         CHECK(writers[0]->scan_left > 1000);
         put(0, "k500", 100, NULL); /* a new one, which stays */
+        for (int i = 0; i < (round == 1 ? 300 : 1); i++)
+            CHECK(has_key(writers[0], "k500"));
+        CHECK_EQ(round == 1, writers[0]->scan_left == 0);
         if (round == 2)
             CHECK_EQ(SHMS_OK, shms_writer_stats(writers[0], &stats));
         CHECK_EQ(1, shms_writer_count(writers[0]));
@@ -245,17 +253,40 @@ static void falls_behind_again(const char *label) {
         lister->scan_left = (uint32_t)lister->seg.layout.max_objects;
 }
 
-TEST(a_list_ends_however_often_the_owner_falls_behind) {
-    open_arenas(1 << 20, 2000);
+static void put_and_drop_many(void) {
     for (int i = 0; i < 2000; i++)
         put(0, key_of("k", i), 100, NULL);
     CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1], "", 0));
+}
+
+static pthread_t other;
+static void *list_too(void *unused) {
+    CHECK_EQ(0, shms_writer_count(lister));
+    return unused;
+}
+static void let_in(const char *label) {
+    if (strcmp(label, "D1"))
+        return;
+    shms_step_hook = NULL;
+    CHECK(pthread_create(&other, NULL, list_too, NULL) == 0);
+    while (!atomic_load(&lister->waiting))
+        sched_yield();
+}
+
+TEST(a_list_ends_however_often_the_owner_falls_behind) {
+    open_arenas(1 << 20, 2000);
     lister = writers[0];
+    put_and_drop_many();
     shms_step_hook = falls_behind_again;
     CHECK_EQ(0, shms_writer_count(writers[0]));
     shms_step_hook = NULL;
     CHECK_EQ(2000, lister->scan_left); /* it begins again, and finds nothing */
     CHECK_EQ(0, shms_writer_count(writers[0]));
+    CHECK_EQ(0, lister->scan_left);
+    put_and_drop_many();
+    shms_step_hook = let_in; /* another thread, which lists all that is left */
+    CHECK_EQ(0, shms_writer_count(writers[0]));
+    CHECK(pthread_join(other, NULL) == 0);
     CHECK_EQ(0, lister->scan_left);
     close_all();
 }

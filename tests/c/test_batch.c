@@ -60,6 +60,19 @@ TEST(everything_is_undone_and_again_is_nothing) {
     end();
 }
 
+TEST(what_was_deleted_meanwhile_is_deleted_once) {
+    begin();
+    CHECK_EQ(SHMS_OK, put("a"));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "a", 1, ref));
+    CHECK_EQ(1, shms_writer_delete(w, "a", 1));
+    shms_batch_undo(w, &b);
+    CHECK(stats().counters.deletes == 1 && stats().objects == 2); /* the other lease holds it */
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "a", 1));
+    only_the_old_object_is_left();
+    end();
+}
+
 TEST(what_is_kept_stays_and_the_batch_begins_again) {
     begin();
     CHECK_EQ(SHMS_OK, put("a"));

@@ -25,8 +25,8 @@ TEST(each_bit_of_the_books_counts) {
     for (uint64_t k = 0; k < OBJECTS; k++) {
         shms_ticket t;
         const char *key = key_of("", k);
-        CHECK_EQ(SHMS_OK,
-                 verb_begin_of(w, key, 1, NULL, 0, 1000 + 30000 * k, k % 2 ? (uint32_t)kind : 0, k < 4, &t, NULL));
+        CHECK_EQ(SHMS_OK, verb_begin_of(w, key, 1, NULL, 0, 1000 + 30000 * (k / 2), k % 2 ? (uint32_t)kind : 0, k < 4,
+                                        &t, NULL));
         CHECK_EQ(SHMS_OK, verb_commit(w, &t, k < 4 ? ref : NULL));
     }
     CHECK_EQ(SHMS_OK, verb_hit(w, "1", 1, ref)); /* two leases on one object */
@@ -70,7 +70,26 @@ TEST(each_bit_of_the_books_counts) {
     shms_set(&w->kinds.table[kind].name[0], 0);
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
     shms_set(&w->kinds.table[kind].name[0], first);
-    for (uint32_t s = w->kinds.lists[kind].first; s != SHMS_NONE; s = w->kinds.next[s]) {
+    uint32_t cut = w->kinds.next[listed.first];
+    w->kinds.next[listed.first] = SHMS_NONE; /* a list that ends early */
+    w->kinds.lists[kind].last = listed.first;
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    w->kinds.next[listed.first] = cut;
+    w->kinds.lists[kind] = listed;
+    uint32_t gone = w->free_slots[0]; /* a list that has a free slot in the place of an object */
+    shms_set(&w->seg.slots[gone].flags, shms_get(&w->seg.slots[listed.first].flags));
+    w->kinds.next[gone] = cut;
+    w->kinds.prev[gone] = SHMS_NONE;
+    w->kinds.prev[cut] = w->kinds.lists[kind].first = gone;
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    w->kinds.prev[cut] = w->kinds.lists[kind].first = listed.first;
+    const uint64_t kind_bits = (uint64_t)kind << SHMS_SLOT_KIND_SHIFT;
+    for (int wrong = 1; wrong >= 0; wrong--) { /* two objects of one size have each other's kind */
+        for (uint32_t s = 2; s < 4; s++)
+            shms_set(&w->seg.slots[s].flags, shms_get(&w->seg.slots[s].flags) ^ kind_bits);
+        CHECK_EQ(wrong ? SHMS_ECORRUPT : SHMS_OK, shms_writer_valid(w));
+    }
+    for (uint32_t s = listed.first; s != SHMS_NONE; s = w->kinds.next[s]) {
         FOUND(w->kinds.next[s]);
         FOUND(w->kinds.prev[s]);
     }
@@ -80,6 +99,26 @@ TEST(each_bit_of_the_books_counts) {
             FOUND(l->slot[e]);
             FOUND(l->next[e]);
         }
+    uint32_t front = l->first[1], second = l->next[front], next = l->prev[front];
+    uint64_t what = shms_get(&l->table[front].what);
+    FOUND(l->prev[second]);
+    l->prev[front] = l->free[0]; /* what is looked at next is not in the list */
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    l->prev[front] = next;
+    l->next[second] = front; /* the list goes round */
+    l->prev[front] = second;
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    l->next[second] = SHMS_NONE;
+    l->prev[front] = next;
+    l->next[front] = SHMS_NONE; /* an open lease is in no list */
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    l->next[front] = second;
+    shms_set(&l->table[front].what, shms_lease_with_next(what, 1)); /* a list that others walk */
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    shms_set(&l->table[front].what, what);
+    l->free[0] += l->n_entries;
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    l->free[0] -= l->n_entries;
     FOUND(l->n_free);
     FOUND(w->n_free_slots);
     FOUND(w->unfinished);

@@ -46,6 +46,9 @@ TEST(a_small_room_gets_whole_events_and_learns_what_one_needs) {
     expect("++", "12", "ab");
     CHECK_EQ(SHMS_OK, listen(sizes[1], 2 * one));
     expect("++", "34", "cd");
+    CHECK_EQ(start + 4, shms_writer_track_events(w, 0));
+    CHECK_EQ(SHMS_OK, listen(start, ROOM));
+    CHECK(sizes[0] == 0 && sizes[2] == start + 4); /* all is lost */
     end();
 }
 

@@ -45,7 +45,10 @@ TEST(readers_do_not_get_them) {
 TEST(they_survive_the_writer) {
     begin(1 << 20);
     CHECK_EQ(SHMS_OK, put("k", 100, LARGE));
-    CHECK(has_extra(b.ref, LARGE));
+    start_asking(w); /* and others come in between */
+    for (uint32_t before = w->handovers; w->handovers - before < 20;)
+        CHECK(has_extra(b.ref, LARGE));
+    stop_asking();
     b.keep = 1;
     shms_batch_drop(w, &b);
     shms_writer_free(w);
@@ -64,6 +67,22 @@ TEST(they_survive_the_writer) {
     end();
 }
 
+TEST(a_writer_looks_only_at_what_it_keeps) {
+    shms_stored s;
+    begin(1 << 20);
+    CHECK_EQ(SHMS_OK, put("k", 50, 43));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_look(w, "", 0, &s));
+    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_look(w, "other", 5, &s));
+    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_look(w, "k", 1, &s)); /* it may go at any time */
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k", 1));
+    CHECK_EQ(SHMS_OK, shms_writer_look(w, "k", 1, &s));
+    CHECK(s.meta_len == 4 && memcmp(s.meta, "meta", 4) == 0);
+    CHECK(s.payload_size == 50 && memcmp(s.payload, payload, 50) == 0);
+    CHECK(s.extra_len == 43 && memcmp(s.extra, extra, 43) == 0);
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k", 1));
+    end();
+}
+
 TEST(they_are_gone_with_the_object) {
     uint8_t out[1];
     uint64_t size = 0;
@@ -75,6 +94,10 @@ TEST(they_are_gone_with_the_object) {
     CHECK_EQ(1, shms_writer_cancel(w, ref));
     CHECK_EQ(SHMS_OK, put("other", 100, 700));
     CHECK_EQ(SHMS_ESTALE, shms_writer_extra(w, ref, out, &size));
+    ref[0] ^= 1; /* of another store */
+    CHECK_EQ(SHMS_ESTALE, shms_writer_extra(w, ref, out, &size));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_extra(w, NULL, out, &size));
+    ref[0] ^= 1;
     ref[39] ^= 1; /* a forged tag */
     CHECK_EQ(SHMS_ESTALE, shms_writer_extra(w, ref, out, &size));
     CHECK_EQ(SHMS_ETOOLARGE, put("too large", 100, 1024));

@@ -88,6 +88,10 @@ TEST(an_old_a_deleted_and_a_cleared_key_are_no_ghosts) {
         CHECK_EQ(3, shms_ghosts_put(&g, hash(i), UNIT));
     }
     CHECK_EQ(0, shms_ghosts_put(&g, hash(5), UNIT));
+    for (int i = 0; i < 2; i++) /* another key of that tag has one ghost with it */
+        shms_ghosts_add(&g, hash(6), UNIT, false);
+    CHECK_EQ(3, shms_ghosts_put(&g, hash(6), UNIT));
+    CHECK_EQ(0, shms_ghosts_put(&g, hash(6), UNIT));
 }
 
 static shms_stats stats(void) {

@@ -43,6 +43,7 @@ static void a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(uint32_t a
             CHECK_EQ(SHMS_OK, put_for("k", later ? ALL : group));
             if (later)
                 CHECK_EQ(1, shms_writer_assign_group(w, ref, group));
+            CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, NONE));
             for (uint32_t r = first[group]; r <= last[group] && r < attached; r++) {
                 CHECK(!all_may_go());
                 read_by(r);

@@ -62,6 +62,7 @@ TEST(options_out_of_range_are_refused) {
         {.capacity = 4096, .n_readers = 4, .n_groups = 3, .group_sizes = {2, 2, 0}},
         {.capacity = 4096, .n_readers = 4, .n_groups = 1, .group_sizes = {UINT16_MAX}},
         {.capacity = 4096, .n_readers = 1, .n_writers = 2, .max_objects = SHMS_MAX_OBJECTS},
+        {.capacity = 4096, .n_readers = 1, .n_writers = SHMS_MAX_WRITERS + 1},
         {.capacity = SHMS_MAX_CAPACITY, .n_readers = 1, .n_writers = 2, .max_objects = 8},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

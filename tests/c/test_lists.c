@@ -139,6 +139,14 @@ TEST(a_walk_has_at_most_as_many_steps_as_there_are_entries) {
     the_dead_hold_nothing();
 }
 
+TEST(a_list_that_begins_outside_of_the_table_counts_as_held) {
+    setup(512 * 128, 512, 2);
+    CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
+    atomic_store(&shms_segment_holds(&w[B]->seg, B)[0].first, INT32_MAX);
+    CHECK_EQ(SHMS_EFULL, put_all());
+    the_dead_hold_nothing();
+}
+
 /* ---- leases that are over ---- */
 
 static uint32_t first_of_b(void) { return atomic_load(&shms_segment_holds(&w[B]->seg, B)[0].first) - 1; }

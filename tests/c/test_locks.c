@@ -1,8 +1,11 @@
 /*
  * test_locks.c - a process's lock: foreign closes do not end it, and no child keeps it.
  */
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include "support.h"
@@ -19,6 +22,17 @@ static void open_writer(shms_segment *seg, const char *name) {
     shms_options o = {.capacity = 4096, .n_readers = 1};
     CHECK_EQ(SHMS_OK, shms_segment_create(seg, name, &o));
     shms_segment_publish(seg);
+}
+
+TEST(a_name_that_leads_to_another_file_system_is_not_the_segment) {
+    shms_segment seg;
+    struct stat st;
+    open_writer(&seg, store_name("device"));
+    CHECK(shms_segment_named(&seg) && stat("/proc/self/status", &st) == 0);
+    shms_segment moved = {.dev = seg.dev, .ino = st.st_ino, .path = "/proc/self/status"};
+    CHECK(st.st_dev != seg.dev && !shms_segment_named(&moved));
+    shms_segment_unlink(&seg);
+    shms_segment_close(&seg);
 }
 
 static bool writer_alive(const char *name) {
@@ -47,6 +61,31 @@ TEST(every_descriptor_may_be_closed_and_its_number_reused) {
     shms_segment_unlink(&writer);
     shms_segment_close(&writer);
     CHECK(close(closed) == 0 && close(used_again) == 0 && close(null) == 0); /* not closed by the store */
+}
+
+/* Foreign code has closed the descriptor, and may have opened another file under its number. */
+TEST(a_call_leaves_a_file_alone_that_has_the_number_of_its_descriptor) {
+    static const shms_options two = {.capacity = 4096, .n_readers = 1, .n_writers = 2};
+    for (int reused = 0; reused < 2; reused++) {
+        const char *name = store_name("closed");
+        struct stat before, after;
+        shms_segment seg;
+        CHECK_EQ(SHMS_OK, shms_segment_create(&seg, name, &two));
+        int another = memfd_create("another", 0), fd = seg.fd;
+        CHECK(another >= 0 && fstat(another, &before) == 0);
+        usleep(20000); /* a tick of the file's clock */
+        close(fd);
+        CHECK(!reused || dup2(another, fd) == fd);
+        CHECK_EQ(SHMS_OK, shms_segment_publish(&seg));
+        CHECK(fstat(another, &after) == 0);
+        CHECK(before.st_mtim.tv_sec == after.st_mtim.tv_sec && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec);
+        CHECK_EQ(SHMS_EWRITERACTIVE, shms_segment_take(&seg, 0, 0));
+        CHECK(!shms_segment_unlink_last(&seg, 1)); /* another writer may live */
+        CHECK(shms_segment_named(&seg));
+        shms_segment_unlink(&seg);
+        shms_segment_close(&seg);
+        CHECK(close(another) == 0 && close(fd) == (reused ? 0 : -1));
+    }
 }
 
 /* A child made by the system call itself, which runs no handler. It waits until the parent is dead. */
@@ -78,9 +117,48 @@ static void no_child_keeps_the_lock_of_a_dead_parent(bool bare) {
 
 static int ends[2];
 
+static void no_wait(const char *label) { CHECK(strcmp(label, "lock")); }
+
 static void let_it_end(const char *label) {
     if (strcmp(label, "lock") == 0)
         close(ends[1]), shms_step_hook = NULL;
+}
+
+/* The library's calls come here: of a kernel that has no pidfd, where processes are this user's (1) or another's (2); and a
+ * clock that jumps. */
+static int without_pidfd;
+static bool jumps;
+
+long syscall(long number, ...) {
+    va_list more;
+    static long (*real)(long, ...);
+    long a[6];
+    if (without_pidfd && number == SYS_pidfd_open) {
+        errno = ENOSYS;
+        return -1;
+    }
+    va_start(more, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(more, long);
+    va_end(more);
+    if (!real)
+        *(void **)&real = dlsym(RTLD_NEXT, "syscall");
+    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+int kill(pid_t pid, int signal) {
+    int rc = (int)syscall(SYS_kill, pid, signal);
+    if (signal == 0 && rc == 0 && without_pidfd == 2) {
+        errno = EPERM;
+        rc = -1;
+    }
+    return rc;
+}
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    static time_t jumped;
+    int rc = (int)syscall(SYS_clock_gettime, clock, out);
+    if (jumps)
+        out->tv_sec += jumped += 2;
+    return rc;
 }
 
 /* A process that keeps the lock of another, as the kernel does while someone reads a dead process's mappings. */
@@ -122,13 +200,19 @@ static void what_a_dead_process_leaves_is_waited_for(int role, bool reaped) {
         CHECK(reap(dead) == 0);
     CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, role, NULL));
     pid_t alive = leaver(name, role, getpid());
+    shms_step_hook = no_wait;
     CHECK(role >= 0 ? shms_segment_take_rank(&seg, 0, false) == SHMS_ERANKINUSE
                     : shms_segment_take(&seg, 0, 0) == SHMS_EWRITERACTIVE);
+    shms_step_hook = NULL;
     close(ends[1]);
     CHECK_EQ(0, reap(alive));
     pid_t left = leaver(name, role, dead);
     if (role >= 0)
         CHECK_EQ(SHMS_ERANKINUSE, shms_segment_take_rank(&seg, 0, true));
+    jumps = true; /* it has no patience left */
+    CHECK(role >= 0 ? shms_segment_take_rank(&seg, 0, false) == SHMS_ERANKINUSE
+                    : shms_segment_take(&seg, 0, 0) == SHMS_EWRITERACTIVE);
+    jumps = false;
     shms_step_hook = let_it_end;
     CHECK_EQ(SHMS_OK, role >= 0 ? shms_segment_take_rank(&seg, 0, false) : shms_segment_take(&seg, 0, 0));
     CHECK_EQ(0, reap(left));
@@ -139,8 +223,11 @@ static void what_a_dead_process_leaves_is_waited_for(int role, bool reaped) {
 }
 
 TEST(the_lock_of_a_process_that_has_ended_is_waited_for) {
-    what_a_dead_process_leaves_is_waited_for(0, true);
-    what_a_dead_process_leaves_is_waited_for(SHMS_ROLE_WRITER, true);
+    for (without_pidfd = 0; without_pidfd < 3; without_pidfd++) {
+        what_a_dead_process_leaves_is_waited_for(0, true);
+        what_a_dead_process_leaves_is_waited_for(SHMS_ROLE_WRITER, true);
+    }
+    without_pidfd = 0;
     int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     if (fd >= 0) { /* a kernel, or an emulator, that has it */
         close(fd);

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 
@@ -128,6 +129,8 @@ static int remover = -1;
 static bool removing, denied;
 static const char *goes;
 static int opened_before; /* how many times, before it goes */
+/* Foreign code closes the descriptor as soon as it is there, or as the call has seen where the file is. */
+static int closed_after; /* 1: open, 2: fstatfs */
 
 int open(const char *path, int flags, ...) {
     if (denied) {
@@ -144,11 +147,51 @@ int open(const char *path, int flags, ...) {
         CHECK_EQ(0, shm_unlink(goes));
         goes = NULL;
     }
+    if (closed_after == 1)
+        close(fd);
     return fd;
+}
+
+int fstatfs(int fd, struct statfs *out) {
+    int rc = (int)syscall(SYS_fstatfs, fd, out);
+    if (closed_after == 2)
+        close(fd);
+    return rc;
 }
 
 static bool another_user;
 uid_t geteuid(void) { return (uid_t)syscall(SYS_geteuid) + another_user; }
+
+TEST(an_open_whose_descriptor_is_closed_fails) {
+    const char *name = store_name("closed");
+    shms_writer *w = leave(name, &asked);
+    for (closed_after = 1; closed_after < 3; closed_after++) {
+        shms_reader *r;
+        CHECK_EQ(SHMS_ESYS, shms_reader_attach(&r, name, 0, NULL));
+        CHECK_EQ(EBADF, errno);
+    }
+    closed_after = 0;
+    end_writer(w);
+}
+
+TEST(a_path_through_a_descriptor_is_no_descriptor_and_one_too_long_none) {
+    const char *name = store_name("target"), *link = store_name("link");
+    char path[PATH_MAX + 1];
+    shms_reader *r;
+    shms_writer *w = leave(name, &asked);
+    int folder = open("/dev/shm", O_RDONLY | O_DIRECTORY);
+    CHECK(folder >= 0 && symlinkat(name, folder, link) == 0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d/%s", folder, link);
+    CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, path, 0, NULL)); /* a link, which is not followed */
+    snprintf(path, sizeof path, "/proc/self/fd/%d/%s", folder, name);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, path, 0, NULL));
+    shms_reader_free(r);
+    memset(path, '/', sizeof path - 1);
+    memcpy(path + PATH_MAX - 1, "k", 2);
+    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r, path, 0, NULL));
+    CHECK(unlinkat(folder, link, 0) == 0 && close(folder) == 0);
+    end_writer(w);
+}
 
 /* Otherwise it could remove the next store of that name. */
 TEST(a_creator_leaves_its_name_to_the_process_that_removes_it) {

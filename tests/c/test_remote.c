@@ -100,6 +100,93 @@ TEST(a_look_up_refuses_nobody) {
     }
 }
 
+TEST(a_place_that_no_object_can_have_is_not_looked_at) {
+    uint64_t size = UNITS * UNIT;
+    uint8_t out[UNITS * UNIT];
+    begin();
+    CHECK_EQ(SHMS_OK, put(a, "one", 3, 1, NULL));
+    CHECK_EQ(SHMS_OK, verb_hit(b, "one", 3, ref));
+    shms_set(&a->seg.slots[0].offset, UINT64_MAX - UNIT + 1);
+    CHECK_EQ(0, shms_writer_has(b, "one", 3));
+    CHECK_EQ(0, shms_writer_validate(b, ref, "one", 3));
+    CHECK_EQ(SHMS_ESTALE, shms_writer_extra(b, ref, out, &size));
+    CHECK_EQ(1, shms_writer_cancel(b, ref)); /* in no zone */
+    CHECK_EQ(2, shms_get(&b->seg.writer->releases)); /* the pin's, and this one */
+    shms_set(&a->seg.slots[0].offset, 0);
+    CHECK_EQ(1, shms_writer_has(b, "one", 3));
+    shms_set(&a->seg.slots[0].head, 2); /* as if by now the slot had an object of another key */
+    CHECK_EQ(0, shms_writer_has(b, "one", 3));
+    shms_set(&a->seg.slots[0].head, 3);
+    end();
+}
+
+/* The library's calls come here: the next object comes into the slot while B compares or copies the bytes of this one. */
+enum { EXTRA = 100 };
+static bool goes;
+static void go(void) {
+    if (goes)
+        shms_add(&a->seg.slots[0].id, 1);
+    goes = false;
+}
+int memcmp(const void *one, const void *other, size_t n) {
+    const uint8_t *x = one, *y = other;
+    go();
+    while (n && *x == *y)
+        n--, x++, y++;
+    return n ? *x - *y : 0;
+}
+void *memcpy(void *out, const void *in, size_t n) {
+    uint8_t *to = out;
+    const uint8_t *from = in;
+    if (n == EXTRA)
+        go();
+    while (n--)
+        *to++ = *from++;
+    return out;
+}
+
+#ifdef __SANITIZE_ADDRESS__ /* which copies by itself */
+enum { READS = 2 };
+#else
+enum { READS = 3 };
+#endif
+
+TEST(what_goes_while_it_is_read_was_not_there) {
+    char extra[EXTRA] = "";
+    uint8_t out[EXTRA];
+    uint64_t size = EXTRA;
+    shms_batch batch = {0};
+    begin();
+    CHECK_EQ(SHMS_OK, shms_batch_put(a, &batch, "one", 3, "", 0, extra, EXTRA, 0, NULL, 0, 0, 0, 0));
+    memcpy(ref, batch.ref, sizeof ref);
+    for (int i = 0; i < READS; i++) {
+        uint64_t id = shms_get(&a->seg.slots[0].id);
+        goes = true;
+        if (i == 0)
+            CHECK_EQ(0, shms_writer_has(b, "one", 3));
+        else if (i == 1)
+            CHECK_EQ(0, shms_writer_validate(b, ref, "one", 3));
+        else /* and the bytes may be those of the next one */
+            CHECK_EQ(SHMS_ESTALE, shms_writer_extra(b, ref, out, &size));
+        CHECK(!goes);
+        shms_set(&a->seg.slots[0].id, id);
+    }
+    shms_batch_drop(a, &batch);
+    end();
+}
+
+TEST(what_its_owner_has_deleted_is_not_dropped_again) {
+    begin();
+    CHECK_EQ(SHMS_OK, put(a, "one", 3, 1, ref));
+    CHECK_EQ(1, shms_writer_delete(a, "one", 3));
+    CHECK_EQ(SHMS_LIVE, shms_get(&a->seg.slots[0].state)); /* still held */
+    uint64_t drops = shms_get(&b->seg.writer->drops);
+    CHECK_EQ(SHMS_OK, shms_writer_clear(b, "", 0));
+    CHECK_EQ(drops, shms_get(&b->seg.writer->drops));
+    CHECK_EQ(1, shms_writer_cancel(a, ref));
+    end();
+}
+
 /* A's CLOCK spares what B has used, however often. */
 TEST(what_another_writer_uses_stays) {
     static const int uses[] = {0, 1, 255, 256, 257, 65536, 1};

@@ -90,6 +90,51 @@ TEST(a_clear_lets_others_in_and_leaves_what_they_put) {
     end();
 }
 
+static void look(void) { CHECK_EQ(0, shms_writer_has(w, "none", 4)); }
+
+TEST(a_clear_that_lets_others_in_at_the_end_of_the_data_is_over) {
+    enum { FEW = 64 };
+    open_store("last", (shms_options){.capacity = FEW * 128, .n_readers = 1, .max_objects = FEW}, 0);
+    for (int i = 0; i < FEW; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 1, 1, NULL));
+    start("D1", look);
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
+    expect(FEW);
+    CHECK_EQ(0, shms_writer_count(w));
+    end();
+}
+
+enum { GO = 3000 }; /* forgotten with 23 yields, of which a busy machine misses some */
+
+static void *protect_last(void *unused) {
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k2999", 5));
+    return unused;
+}
+static void protect_what_goes(const char *label) {
+    if (strcmp(label, "W4"))
+        return;
+    shms_step_hook = NULL;
+    CHECK(pthread_create(&other, NULL, protect_last, NULL) == 0);
+    while (!atomic_load(&w->waiting))
+        sched_yield();
+}
+
+TEST(a_key_that_is_protected_as_its_object_goes_protects_no_other_object) {
+    open_store("going", (shms_options){.capacity = GO * 128, .n_readers = 1, .max_objects = GO}, 0);
+    for (int i = 0; i < GO; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 1, 1, NULL));
+    shms_step_hook = protect_what_goes;
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", GO * 128 - SHMS_ALIGN, 1, NULL));
+    CHECK(pthread_join(other, NULL) == 0);
+    for (int i = 0; i < GO; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("f", i), 1, 1, NULL));
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", GO * 128 - SHMS_ALIGN, 1, NULL));
+    CHECK_EQ(SHMS_OK, put_marked(w, "k2999", 1, 1, NULL)); /* and protects the next one of that key */
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "all", GO * 128 - SHMS_ALIGN, 1, NULL));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2999", 5));
+    end();
+}
+
 static uint8_t late[2][SHMS_REF_SIZE]; /* the first may take an entry that has just been ended, the second does not */
 
 static void hand_out(void) {
@@ -217,6 +262,28 @@ static void use_all_entries(void) {
 }
 static int64_t hit(void) { return verb_hit(w, "k1", 2, ref); }
 
+static void lease_all_there(void) {
+    for (uint64_t k = 0; k < ALL; k++)
+        CHECK_EQ(SHMS_OK, put_marked(joined, key_of("j", k), 1, 1, NULL));
+    while (joined->leases.n_free)
+        CHECK_EQ(SHMS_OK, verb_hit(joined, "k0", 2, ref));
+}
+static int64_t protect_one(void) {
+    shms_batch there = {0};
+    int rc = shms_batch_protect(joined, &there, (const uint8_t *)"\2\0\0\0k1", 6);
+    shms_batch_drop(joined, &there);
+    return rc;
+}
+
+static char extra[SHMS_MAX_EXTRA]; /* of many yields: the writer that closes is not always the first */
+static void put_extra(void) {
+    CHECK_EQ(SHMS_OK, shms_batch_put(w, &b, "e", 1, "m", 1, extra, sizeof extra, 0, NULL, 0, 0, 0, 0));
+}
+static int64_t copy_extra(void) {
+    uint64_t size = sizeof extra;
+    return shms_writer_extra(w, b.ref, (uint8_t *)extra, &size);
+}
+
 static void drop_all(void) { CHECK_EQ(SHMS_OK, shms_writer_clear(joined, "", 0)); }
 
 TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
@@ -230,10 +297,15 @@ TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
                  {"C1", false, NULL, end_all_leases},
                  {"D1", false, drop_all, count_all},
                  {"W2", false, protect_all, unprotect_all},
-                 {"W1a", false, use_all_entries, hit}};
+                 {"W1a", false, use_all_entries, hit},
+                 {"W1a", true, lease_all_there, protect_one},
+                 {"D3", false, put_extra, copy_extra}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         open_store("closes",
-                   (shms_options){.capacity = 2 * ALL * 128, .n_readers = 1, .max_objects = 2 * ALL, .n_writers = 2},
+                   (shms_options){.capacity = cases[i].call == copy_extra ? 2 * SHMS_MAX_EXTRA : 2 * ALL * 128,
+                                  .n_readers = 1,
+                                  .max_objects = 2 * ALL,
+                                  .n_writers = 2},
                    0);
         CHECK_EQ(SHMS_OK, shms_writer_join(&joined, name, 1, NULL));
         for (uint64_t k = 0; k < ALL; k++)
