@@ -30,6 +30,7 @@ from shmstore.tiers.mooncake import MooncakeTier
 from shmstore.tiers.relay_client import RelayClient
 from tests.c.coverage import ROOT, not_run
 from tests.multimodal.helpers import config, item, shm_sender
+from tests.serde.test_hostile import limited
 from tests.support import Stores, in_child, store_name
 
 
@@ -78,6 +79,10 @@ def test_a_manager_without_contents_has_none_to_show() -> None:
 
     with pytest.raises(ValueError, match="outside the pool"):
         manager.block_pool.free_blocks([Foreign()])  # type: ignore[list-item]
+
+
+def test_a_pool_beyond_the_memory_is_a_memory_error() -> None:
+    assert MemoryError.__name__ == limited(BlockPool, (1 << 30) - 1, True)
 
 
 def test_a_broken_book_is_found() -> None:
@@ -170,8 +175,8 @@ def test_what_has_gone_meanwhile_has_an_answer(stores: Stores, folder: Path) -> 
         (entry,) = entries
     (folder / "link").unlink()
     assert not _is_memfd(entry)
-    with pytest.raises(SharedMemoryError, match="Not a directory"):
-        ObjectStoreReader.attach("a", dir="/proc/self/status", wait=0)
+    with pytest.raises(SharedMemoryError, match="no folder"):
+        ObjectStoreReader.attach("a", dir=folder / "gone", wait=0)
 
 
 def test_a_forked_child_that_exits_closes_its_own_stores_alone() -> None:
