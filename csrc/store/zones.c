@@ -91,17 +91,16 @@ static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     z->total_kept += z->kept[zone];
 }
 
-static bool budget_used_up(const shms_zones *z, const int64_t *budget) {
-    return *budget <= 0 && (!z->wanted || atomic_load_explicit(z->wanted, memory_order_relaxed));
+/* False: the budget is used up. */
+static bool survey_within(shms_zones *z, uint32_t zone, int64_t *budget) {
+    survey(z, zone, budget);
+    return *budget > 0 || (z->wanted && !atomic_load_explicit(z->wanted, memory_order_relaxed));
 }
 
 bool shms_zones_survey(shms_zones *z, int64_t *budget) {
     for (uint32_t zone = 0; zone < z->ring->n_zones; zone++)
-        if (z->ring->zones[zone].stale) {
-            survey(z, zone, budget);
-            if (budget_used_up(z, budget))
-                return false;
-        }
+        if (z->ring->zones[zone].stale && !survey_within(z, zone, budget))
+            return false;
     return true;
 }
 
@@ -145,11 +144,8 @@ static bool search_zone(const shms_zones *z, uint32_t zone, uint64_t from, zone_
 static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search *q, int64_t *budget) {
     uint64_t start = from; /* start of the run in which the last zone ended */
     for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
-        if (z->ring->zones[zone].stale) {
-            survey(z, zone, budget);
-            if (budget_used_up(z, budget))
-                return -1;
-        }
+        if (z->ring->zones[zone].stale && !survey_within(z, zone, budget))
+            return -1;
         const shms_run *run = &z->runs[q->level][zone];
         uint64_t here = shms_zone_start(z->ring, zone), end = zone_end(z, zone);
         bool cut = here < from; /* the hand is in this zone */
@@ -163,8 +159,9 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
         if (cut || run->longest >= q->span) {
             if (search_zone(z, zone, cut ? from : here + run->lead, q, &start))
                 return 1;
-            if (!cut && q->best == UINT64_MAX) /* a rank has pinned it since */
-                survey(z, zone, budget);
+            /* a rank has pinned it since, unless it ends the zone */
+            if (!cut && q->best == UINT64_MAX && end - start < q->span && !survey_within(z, zone, budget))
+                return -1;
         } else {
             start = end - run->trail;
         }

@@ -367,6 +367,33 @@ TEST(a_search_surveys_only_zones_with_releases) {
     CHECK_EQ(at_of(77), at);
 }
 
+/* A rank that pins an object marks no zone. */
+TEST(a_search_surveys_again_only_zones_that_remember_too_much_one_for_each_turn) {
+    uint64_t at, seen;
+    begin(false);
+    for (uint32_t s = 0; s < 256; s++) {
+        insert_at_hand(s, CAPACITY / 256);
+        holder[s] = 0;
+    }
+    hold(22, NOBODY), hold(23, NOBODY); /* the end of their zone */
+    for (uint32_t zone = 10; zone < 20; zone++)
+        hold(4 * zone + 1, NOBODY), hold(4 * zone + 2, NOBODY);
+    CHECK(!find(0, CAPACITY, CAPACITY / 64, SHMS_ANY, &at));
+    looks = 0;
+    CHECK(find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at) && at == at_of(22));
+    CHECK_EQ(4, looks); /* at what is taken */
+    for (uint32_t s = 0; s < 80; s++)
+        holder[s] = 0;
+    for (int turn = 0; turn < 12; turn++) {
+        int64_t budget = 1;
+        looks = 0;
+        CHECK_EQ(turn < 11 ? -1 : 0,
+                 shms_zones_find(&zones, 0, CAPACITY, 0, CAPACITY / 128, SHMS_ANY, &budget, &at, &seen));
+        CHECK_EQ(turn < 11 ? 8 : 0, looks); /* it looks, and surveys */
+    }
+    CHECK(seen == 0);
+}
+
 TEST(each_in_all_its_cases) {
     for (uint64_t seed = 1; seed <= 16; seed++)
         every_search_finds_what_the_model_has(seed, seed % 2);
