@@ -225,8 +225,9 @@ class Scheduler:
         req = next((req for req in self.running if req.request_id in self.delayed), None)
         if req is not None:
             self.delayed.discard(req.request_id)
-            held = len(self.pair.kv.get_block_ids(req.request_id)[0]) * self.pair.model.groups[0].size
-            self.pair.cache(req, min(req.num_computed_tokens, held))
+            tables = zip(self.pair.kv.get_block_ids(req.request_id), self.pair.model.groups, strict=True)
+            held = [len(ids) * group.size for ids, group in tables]
+            self.pair.cache(req, min(req.num_computed_tokens, *held))
 
     def preempt(self) -> None:
         req = self.running.pop()
