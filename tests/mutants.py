@@ -178,12 +178,10 @@ def main() -> None:
     parser.add_argument("--files", default="*/*.[ch]", help="of csrc")
     parser.add_argument("--longest", type=float, default=1000, help="seconds that a test may take to be run at all")
     parser.add_argument("--simulate", action="store_true")
-    parser.add_argument("--orders", action="store_true", help="all of them, in a quarter of an hour")
-    parser.add_argument(
-        "--steps", type=int, help="of the simulator, for each mutant: 1,000,000, or 2,000,000 of an order"
-    )
+    parser.add_argument("--orders", action="store_true", help="all of them, in half an hour")
+    parser.add_argument("--steps", type=int, help="of the simulator, for each: 1,000,000, or 10,000,000 of an order")
     chosen = parser.parse_args()
-    chosen.steps = chosen.steps or (2_000_000 if chosen.orders else 1_000_000)
+    chosen.steps = chosen.steps or (10_000_000 if chosen.orders else 1_000_000)
     simulate = chosen.simulate or chosen.orders
     files = [path.relative_to(ROOT) for path in (ROOT / "csrc").glob(chosen.files)]
     found = changes(files, ORDERS if chosen.orders else CHANGES)
