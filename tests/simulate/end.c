@@ -24,8 +24,12 @@ static void stored_is_found(void) {
         char key = (char)('a' + k);
         const stored *one = &actors[0].own[k], *other = &actors[1].own[k];
         bool there = one->id || other->id;
-        for (int a = 0; a < WRITERS; a++)
+        for (int a = 0; a < WRITERS; a++) {
             MUST("has what is stored", there, shms_writer_has(actors[a].w, &key, 1) > 0);
+            int hit = verb_hit_of(actors[a].w, &key, 1, 0, false, ref);
+            if (hit != SHMS_ENOLEASE)
+                MUST("hit of what is stored", there ? SHMS_OK : SHMS_ENOTFOUND, hit);
+        }
         shms_view *v;
         int rc = shms_reader_find(actors[WRITERS + FINDER].r, &key, 1, ref, &v);
         MUST("finds what is stored", there ? SHMS_OK : SHMS_ENOTFOUND, rc);
