@@ -286,43 +286,50 @@ static int64_t copy_extra(void) {
 
 static void drop_all(void) { CHECK_EQ(SHMS_OK, shms_writer_clear(joined, "", 0)); }
 
+typedef struct long_call {
+    const char *visit;
+    bool joined; /* the writer that closes */
+    void (*before)(void);
+    int64_t (*call)(void);
+} long_call;
+
+/* Did the close come to its turn within the call? */
+static bool is_ended_by_a_close(const long_call *c) {
+    open_store("closes",
+               (shms_options){.capacity = c->call == copy_extra ? 2 * SHMS_MAX_EXTRA : 2 * ALL * 128,
+                              .n_readers = 1,
+                              .max_objects = 2 * ALL,
+                              .n_writers = 2},
+               0);
+    CHECK_EQ(SHMS_OK, shms_writer_join(&joined, name, 1, NULL));
+    for (uint64_t k = 0; k < ALL; k++)
+        CHECK_EQ(SHMS_OK,
+                 put_marked(w, key_of("k", k), 1, 1, c->call == end_all_leases || c->call == hit ? ref : NULL));
+    if (c->before)
+        c->before();
+    visit = c->visit;
+    closing = c->joined ? joined : w;
+    shms_step_hook = close_at_once;
+    bool ended = c->call() == SHMS_ECLOSED;
+    CHECK(pthread_join(other, NULL) == 0 && pthread_join(asker, NULL) == 0);
+    shms_step_hook = NULL;
+    shms_writer_free(joined);
+    shms_writer_free(w);
+    CHECK_EQ(SHMS_OK, shms_writer_join(&w, name, 0, NULL));
+    end();
+    return ended;
+}
+
 TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
-    static const struct {
-        const char *visit;
-        bool joined; /* the writer that closes */
-        void (*before)(void);
-        int64_t (*call)(void);
-    } cases[] = {{"D1", false, NULL, clear_all},
-                 {"D2", true, NULL, clear_all},
-                 {"C1", false, NULL, end_all_leases},
-                 {"D1", false, drop_all, count_all},
-                 {"W2", false, protect_all, unprotect_all},
-                 {"W1a", false, use_all_entries, hit},
-                 {"W1a", true, lease_all_there, protect_one},
-                 {"D3", false, put_extra, copy_extra}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        open_store("closes",
-                   (shms_options){.capacity = cases[i].call == copy_extra ? 2 * SHMS_MAX_EXTRA : 2 * ALL * 128,
-                                  .n_readers = 1,
-                                  .max_objects = 2 * ALL,
-                                  .n_writers = 2},
-                   0);
-        CHECK_EQ(SHMS_OK, shms_writer_join(&joined, name, 1, NULL));
-        for (uint64_t k = 0; k < ALL; k++)
-            CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", k), 1, 1,
-                                         cases[i].call == end_all_leases || cases[i].call == hit ? ref : NULL));
-        if (cases[i].before)
-            cases[i].before();
-        visit = cases[i].visit;
-        closing = cases[i].joined ? joined : w;
-        shms_step_hook = close_at_once;
-        CHECK_EQ(SHMS_ECLOSED, cases[i].call());
-        CHECK(closing->closed);
-        CHECK(pthread_join(other, NULL) == 0 && pthread_join(asker, NULL) == 0);
-        shms_step_hook = NULL;
-        shms_writer_free(joined);
-        shms_writer_free(w);
-        CHECK_EQ(SHMS_OK, shms_writer_join(&w, name, 0, NULL));
-        end();
-    }
+    static const long_call calls[] = {{"D1", false, NULL, clear_all},
+                                      {"D2", true, NULL, clear_all},
+                                      {"C1", false, NULL, end_all_leases},
+                                      {"D1", false, drop_all, count_all},
+                                      {"W2", false, protect_all, unprotect_all},
+                                      {"W1a", false, use_all_entries, hit},
+                                      {"W1a", true, lease_all_there, protect_one},
+                                      {"D3", false, put_extra, copy_extra}};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        for (int tries = 1; !is_ended_by_a_close(&calls[i]); tries++)
+            CHECK(tries < 10); /* on a busy machine another thread may have each turn */
 }
