@@ -46,6 +46,13 @@ static void compare(const shms_blockpool *pool, const shms_hashlist *hashes) {
         n_keys += want != 0;
     }
     CHECK(shms_blockpool_n_keys(pool) == n_keys);
+    int32_t all[N], n_keyed = 0;
+    for (int32_t id = 0; id < N; id++)
+        all[id] = id;
+    CHECK(shms_blockpool_keyed(pool, ids, all, N) <= N);
+    for (int32_t id = 0; id < N; id++)
+        CHECK(!keys[id] || ids[n_keyed++] == id);
+    CHECK(shms_blockpool_keyed(pool, ids, all, N) == n_keyed);
 }
 
 static void a_pool_matches_plain_arrays(int order) {
