@@ -129,6 +129,7 @@ survival: $(VENV)/.bench $(VENV)/.dev $(VENV)/.built
 
 # Lines and branches of the core and of the Python package that no test runs, if tests/c/not_run.txt does not say why; without
 # the plug-ins, which their engines import. Some 15 minutes. The next `make` builds the extension anew.
+coverage: export COVERAGE_ROOT := $(CURDIR)
 coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
 coverage: $(VENV)/.coverage $(VENV)/.demo $(VENV)/.built
 	rm -rf build/coverage $(VENV)/.built

@@ -53,6 +53,17 @@ def test_a_size_is_what_the_mask_selects_or_the_length_per_request() -> None:
     assert [3, 2, 6, 6, 3, 2] == sizes
 
 
+def test_an_image_that_a_request_has_twice_is_used_until_both_are_freed() -> None:
+    cache, r = EncoderCacheManager(10), req("r", ("A", 4), ("A", 4))
+    for i in range(2):
+        cache.allocate(r, i)
+    cache.free_encoder_input(r, 0)
+    assert {"r"} == cache.cached["A"]
+    cache.free_encoder_input(r, 1)
+    assert set() == cache.cached["A"]
+    cache.check_valid()
+
+
 # ---- refusals ----
 
 
