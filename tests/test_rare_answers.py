@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+import types
 from importlib import import_module, reload
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import shmstore.bindings
 from shmstore import MsgpackSerde, NestingError, ObjectStoreReader, ObjectStoreWriter, scheduler
 from shmstore import multimodal as mm
+from shmstore.bindings import store as native
 from shmstore.bindings.kv_errors import FULL, check_valid
 from shmstore.cli.commands.top import take_sample
 from shmstore.errors import CorruptStoreError, SharedMemoryError, UnsupportedValueError
@@ -229,3 +231,17 @@ def test_urls_of_tiers_with_wrong_parts_are_refused(tmp_path: Path) -> None:
 def test_each_line_that_is_said_not_to_run_is_in_its_file() -> None:
     for path, text in not_run():
         assert text in [line.strip() for line in (ROOT / path).read_text().splitlines()], path
+
+
+def test_extra_bytes_that_a_broken_writer_makes_longer_are_not_read_beyond_the_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [300, 5000, 70]
+
+    def copied(writer: Any, ref: bytes, out: Any, size: Any) -> int:
+        size[0] = lengths.pop(0)
+        return 0
+
+    monkeypatch.setattr(native, "lib", types.SimpleNamespace(shms_writer_extra=copied))
+    assert bytes(70) == native.Writer.extra(types.SimpleNamespace(_w=None), b"")  # type: ignore[arg-type]
+    assert [] == lengths

@@ -11,7 +11,7 @@ static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t cdiv(int64_t a, int64_t b) { return a <= 0 ? 0 : (a - 1) / b + 1; }
 
-/* The memory of it, also for tests that break it. The top of kvcache.c explains it. */
+/* The memory of a shms_kvcache, also for tests that break it. The top of kvcache.c explains it. */
 typedef struct shms_kv_ids {
     int32_t *at;
     int64_t cap;

@@ -209,9 +209,9 @@ int shms_writer_extra(shms_writer *w, const uint8_t *packed, uint8_t *out, uint6
             return shms_writer_leave(w, SHMS_ESTALE);
         uint64_t length = shms_slot_extra_len(&s), left = at < length && length <= room ? length - at : 0;
         memcpy(out + at, object + shms_get(&s.length) - length + at, left < COPY_AT_ONCE ? left : COPY_AT_ONCE);
-        *size = length;
         if (!shms_still_there(&w->seg, ref.slot, ref.id))
             return shms_writer_leave(w, SHMS_ESTALE);
+        *size = length;
         if (left <= COPY_AT_ONCE)
             return shms_writer_leave(w, SHMS_OK);
         if (shms_writer_yield(w) && w->closed)

@@ -91,7 +91,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     l.index_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), SHMS_INDEX_LINE);
     l.holds_at = l.index_at + shms_index_memory((uint32_t)l.max_objects);
     if (l.n_writers * l.max_objects > SHMS_MAX_OBJECTS)
-        return SHMS_EINVAL; /* a reference has 24 bits for each; an arena has no more leases, or MIN_LEASES */
+        return SHMS_EINVAL; /* a reference has 24 bits for each; an arena has no more leases than objects, or MIN_LEASES */
     bool others = l.n_writers > 1;
     l.counts_at = l.holds_at + (others ? shms_all_slots(&l) * sizeof(shms_holds) : 0);
     uint64_t arena_end = l.counts_at + (others ? shms_all_zones(&l) * sizeof(shms_word) : 0);

@@ -159,7 +159,7 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
         if (cut || run->longest >= q->span) {
             if (search_zone(z, zone, cut ? from : here + run->lead, q, &start))
                 return 1;
-            /* a rank has pinned it since, unless it ends the zone */
+            /* the run has been pinned since, unless it ends the zone and is long enough with what follows */
             if (!cut && q->best == UINT64_MAX && end - start < q->span && !survey_within(z, zone, budget))
                 return -1;
         } else {

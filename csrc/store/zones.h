@@ -55,7 +55,7 @@ void shms_zones_stale_all(shms_zones *z);
  * False if stale zones are left. */
 bool shms_zones_survey(shms_zones *z, int64_t *budget);
 
-/* Finds a run of `span` bytes within [from, to), which has bytes, and stores its start in *at. It is the first run from
+/* Finds a run of `span` bytes within [from, to), from < to, and stores its start in *at. It is the first run from
  * `hand` on, else from the start. For SHMS_GAPS it is the shortest gap that fits. Surveys stale zones on its way. 1:
  * found. 0: no such run; *longest is the longest one. -1: the budget is used up. */
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,

@@ -338,7 +338,7 @@ class Writer:
         """Return the extra bytes of an object that has just been handed out; StaleRefError if it has been evicted."""
         size, out = _new(_SIZE, _FEW), _new(_BYTES, _FEW)
         require(lib.shms_writer_extra(self._w, packed, out, size))
-        if size[0] > len(out):
+        while size[0] > len(out):  # again, since a broken writer of its arena may have changed it
             out = _new(_BYTES, size[0])
             require(lib.shms_writer_extra(self._w, packed, out, size))
         return bytes(_buffer(out, size[0]))

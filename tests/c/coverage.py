@@ -112,6 +112,9 @@ def main() -> int:
         else:
             print(f"{path}:{n}: {what}: {text}")
             unknown += 1
+    for (path, text), left in known.items():
+        if left:
+            print(f"{path}: runs, though not_run.txt lists it: {text}")
     for folder in sorted({path.rpartition("/")[0] for path, _ in lines}):
         of_lines = share([count for (path, _), count in lines.items() if path.startswith(folder)])
         of_branches = share([count for ((path, _), _), count in branches.items() if path.startswith(folder)])

@@ -470,7 +470,10 @@ TEST(a_slot_whose_object_was_pinned_after_the_survey_is_not_reclaimable) {
     CHECK_EQ(SHMS_ENOSLOT, put_sized("new", 0, 900));
     CHECK_EQ(0, w->refusal.reclaimable);
     shms_view_release(v[0]);
+    shms_zones_stale_all(&w->zones);
+    w->waiting = 1; /* for no turn, so that it yields on its way */
     CHECK_EQ(SHMS_OK, put_sized("new", 0, 900));
+    w->waiting = 0;
     CHECK(!has_key(w, "k150") && has_key(w, "k199"));
     shms_view_release(v[1]);
     end();
