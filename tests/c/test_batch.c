@@ -150,7 +150,7 @@ static void let_another_in(const char *label) {
     w->waiting = 1;
 }
 
-TEST(deleted_objects_are_freed_once_whoever_ends_their_protection) {
+TEST(deleted_objects_are_freed_once_when_two_calls_end_protections) {
     enum { KEYS = 300, PACKED = 4 + 3 }; /* more than are visited between two yields */
     static uint8_t keys[KEYS * PACKED];
     open_store("keys", (shms_options){.capacity = KEYS * 128, .n_readers = 1, .max_objects = KEYS}, 0);

@@ -345,7 +345,7 @@ TEST(a_creation_that_fails_says_why) {
     lower = true;
     CHECK(create() == SHMS_ESYS && errno == ENOLCK);
     lower = false;
-    shms_claims *c; /* of a name that is none: all are granted */
+    shms_claims *c; /* of a name that is not valid: every claim is granted */
     CHECK_EQ(SHMS_OK, shms_claims_open(&c, "", 0));
     CHECK_EQ(1, shms_claim_take(c, 7, "new", 3, &claim));
     shms_claim_end(&claim);
