@@ -141,7 +141,7 @@ def mooncake(memory: Memory, end: ExitStack) -> Iterator[Way]:
     from mooncake.store import MooncakeDistributedStore
 
     from shmstore.tiers.mooncake import MooncakeTier
-    from tests.fleet.servers import LOOPBACK, MooncakeServers, missing_for_mooncake
+    from tests.tiers.servers import LOOPBACK, MooncakeServers, missing_for_mooncake
 
     if reason := missing_for_mooncake():
         raise ImportError(reason)

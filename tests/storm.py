@@ -1,8 +1,8 @@
 """A store in the storm: python -m tests.storm [--minutes N] [--seed N].
 
-API servers, engines, workers and a relay of a tier are processes of one store. Every tenth of a second one of them gets
-SIGKILL, SIGSEGV, SIGSTOP and SIGCONT, or a control group that has no memory left; now and then all are killed, and
-start again with another capacity and quota. Each value says what its bytes must be, so every reader checks them.
+API servers, engines and workers are processes of one store. Every tenth of a second one of them gets SIGKILL, SIGSEGV,
+SIGSTOP and SIGCONT, or a control group that has no memory left; now and then all are killed, and start again with
+another capacity and quota. Each value says what its bytes must be, so every reader checks them.
 
 At the end no byte was wrong, nothing was encoded twice without cause, every lease and pin comes back, and nothing has
 leaked: no file, descriptor, mapping or process. A `find` takes no longer than at the beginning, and the
@@ -29,7 +29,6 @@ from typing import Any
 import pytest
 
 from shmstore import (
-    CacheMissError,
     Claim,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -41,13 +40,10 @@ from shmstore import (
 )
 from shmstore.inspect.verify import verify
 from shmstore.tiers import StoreTier, open_tier
-from shmstore.tiers.relay import Relay
-from shmstore.tiers.relay_client import RelayClient
 from tests.support import SHM, Child, bits, memory_group, random_tensor, segments, store_name
 
 SERVERS, ENGINES, WORKERS = 2, 2, 4
-WRITERS = SERVERS + ENGINES + 1
-"""The last is the relay."""
+WRITERS = SERVERS + ENGINES
 RANKS = WORKERS + ENGINES + 1
 """Two groups of workers, which leases are for; and those that only find, of which the last one watches."""
 GROUPS = [2, 2, ENGINES + 1]
@@ -124,7 +120,6 @@ class Life:
 
     def __init__(self, folder: str) -> None:
         self.name, self.folder, self.board = store_name(), folder, Board()
-        self.socket = f"{folder}/relay"
         self.capacity, self.quota = 96 << 10, 0.5
 
     def open(self) -> ObjectStoreWriter:
@@ -193,9 +188,8 @@ def encode(life: Life, process: int, chance: random.Random) -> None:
 
 
 def read(life: Life, process: int, chance: random.Random) -> None:
-    """Be a worker: read or release what servers have sent, and ask the relay for what another host has."""
+    """Be a worker: read or release what servers have sent."""
     reader = ObjectStoreReader.attach(life.name, process - WRITERS, wait=30)
-    client = RelayClient(life.socket, wait=0.01)
     views: list[Any] = []
     while True:
         with suppress(StaleRefError):
@@ -205,28 +199,12 @@ def read(life: Life, process: int, chance: random.Random) -> None:
             else:
                 views.append(reader.get(ref, private=chance.random() < 0.1))
                 check(views[-1])
-        if chance.random() < 0.05:
-            with suppress(CacheMissError, StaleRefError), client.fetching() as asked:
-                check(reader.get(asked.fetch(str(chance.randrange(KEYS)))))
         if len(views) > 4:
             check(views.pop(chance.randrange(len(views))))
         life.board.counted(process)
 
 
-def relay(life: Life, process: int, chance: random.Random) -> None:
-    """Be the relay of the host."""
-    writer = life.open()
-    listening = Relay(life.socket)
-    life.board.counted(process)
-    listening.serve(writer, life.tier(writer))
-
-
-ROLES: list[Callable[[Life, int, random.Random], None]] = [
-    *[serve] * SERVERS,
-    *[encode] * ENGINES,
-    relay,
-    *[read] * WORKERS,
-]
+ROLES: list[Callable[[Life, int, random.Random], None]] = [*[serve] * SERVERS, *[encode] * ENGINES, *[read] * WORKERS]
 
 
 def live(life: Life, process: int, seed: float) -> None:
@@ -274,9 +252,9 @@ class Storm:
             raise AssertionError(f"process {process} has returned")
 
     def await_all(self) -> None:
-        wanted = [self.life.board.count(process) + (process != WRITERS - 1) for process in range(PROCESSES)]
+        before = [self.life.board.count(process) for process in range(PROCESSES)]
         end = time.monotonic() + 60
-        while waiting := [p for p in range(PROCESSES) if self.life.board.count(p) < max(wanted[p], 1)]:
+        while waiting := [p for p in range(PROCESSES) if self.life.board.count(p) == before[p]]:
             for process in waiting:
                 self.must_run(process)
             assert time.monotonic() < end, f"processes {waiting} make no progress"

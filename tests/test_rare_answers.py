@@ -29,7 +29,6 @@ from shmstore.scheduler.block_pool import BlockPool
 from shmstore.store import diagnostics, orphans
 from shmstore.tiers import open_tier
 from shmstore.tiers.mooncake import MooncakeTier
-from shmstore.tiers.relay_client import RelayClient
 from tests.c.coverage import ROOT, not_run
 from tests.multimodal.helpers import config, item, shm_sender
 from tests.serde.test_hostile import limited
@@ -42,7 +41,7 @@ def test_values_that_people_see_have_a_text_of_one_line(stores: Stores) -> None:
     writer.put("k", 1)
     pool = BlockPool(4, True)
     found, claim = reader.find("k"), writer.find_or_claim("new")
-    values = (found, claim, RelayClient("/tmp/none"), mm.CacheTypes(dict), MsgpackSerde(), item(3))
+    values = (found, claim, mm.CacheTypes(dict), MsgpackSerde(), item(3))
     blocks = (pool.null_block, scheduler.KVCacheBlocks([[pool.null_block]]), scheduler.BlockHashes([b"a"]))
     request = scheduler.Request("r", [1, 2])
     for value in (*values, *blocks, request, request.all_token_ids, mm.MultiModalKwargsItems.from_seq([item(3)])):

@@ -29,9 +29,9 @@ class _Parser(argparse.ArgumentParser):
 
 def all_commands() -> Sequence[Command]:
     """Return every subcommand."""
-    from shmstore.cli.commands import bench, dump, gc, ls, relay, tier, top, verify  # here: they load numpy
+    from shmstore.cli.commands import bench, dump, gc, ls, tier, top, verify  # here: they load numpy
 
-    return [module.COMMAND for module in (ls, dump, top, verify, gc, bench, relay, tier)]
+    return [module.COMMAND for module in (ls, dump, top, verify, gc, bench, tier)]
 
 
 def build_parser(commands: Sequence[Command] | None = None) -> argparse.ArgumentParser:

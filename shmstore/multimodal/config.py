@@ -67,10 +67,6 @@ class MultiModalCacheConfig:
     """What must be the same on two hosts if one may use the items of the other, such as the version of a processor.
 
     It must not be empty if there is a `tier_url`."""
-    relay: bool = False
-    """Whether a `shmstore relay` of this host writes to the segment, too. For `shm` only.
-
-    It has a part of its own, so the segment takes `ipc_cache_gb` more, and it finds the segment by `shm_name`."""
     world_size: int = 1
     """Number of worker processes of an engine core; all of them read each item that it gets."""
     api_process_count: int = 1
@@ -112,7 +108,7 @@ class MultiModalCacheConfig:
             ("shm_max_object_size_mb", _UNBOUNDED),
             ("shm_max_objects", _MAX_OBJECTS),
             ("world_size", _MAX_READERS if shared else _UNBOUNDED),
-            ("api_process_count", _MAX_WRITERS - self.relay if shared else _UNBOUNDED),
+            ("api_process_count", _MAX_WRITERS if shared else _UNBOUNDED),
             ("data_parallel_size", _UNBOUNDED),
         ):
             number = getattr(self, name)
@@ -137,7 +133,7 @@ class MultiModalCacheConfig:
         if shared:
             self._check_shared()
             return
-        for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault", "tier_url", "relay"):
+        for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault", "tier_url"):
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise ValueError(f"{name} is for 'shm' only; omit it, or set cache_type='shm', not 'lru'")
 
@@ -156,11 +152,10 @@ class MultiModalCacheConfig:
                 f"not {self.data_parallel_size}; "
                 f"a segment has at most {_MAX_READERS} workers in {_MAX_GROUPS} engine cores"
             )
-        if self.ipc_cache_enabled and self.n_writers > 1 and self.shm_name is None:
-            who = "the relay finds" if self.api_process_count == 1 else f"{self.api_process_count} API servers find"
+        if self.ipc_cache_enabled and self.api_process_count > 1 and self.shm_name is None:
             raise ValueError(
-                f"shm_name must be set, because {who} the segment by its name; use one that no other deployment on the "
-                "host has (api_process_count, relay)"
+                f"shm_name must be set, because {self.api_process_count} API servers find the segment by its name; use "
+                "one that no other deployment on the host has (api_process_count)"
             )
 
     @property
@@ -195,11 +190,6 @@ class MultiModalCacheConfig:
         return self.world_size * self.n_engines
 
     @property
-    def n_writers(self) -> int:
-        """The number of parts of the segment: one for each API server, and one for a relay."""
-        return self.api_process_count + self.relay
-
-    @property
     def ipc_cache_enabled(self) -> bool:
         """Whether the IPC cache is on, so that an item is sent only once."""
         can_share = self.cache_type == "shm" or (self.api_process_count == 1 and self.n_engines == 1)
@@ -222,8 +212,9 @@ class MultiModalCacheConfig:
             worker = "nothing; items reach them from the engine core each time"
         else:
             summary = "Processor and IPC cache, in shared memory."
-            whole = _gib(self.n_writers * self.ipc_cache_bytes)
-            segment = f"its part, {ipc}, of one segment of {whole}" if self.n_writers > 1 else f"one segment of {ipc}"
+            parts = self.api_process_count
+            whole = _gib(parts * self.ipc_cache_bytes)
+            segment = f"its part, {ipc}, of one segment of {whole}" if parts > 1 else f"one segment of {ipc}"
             most = self.shm_max_objects
             entries = "one entry for each 16 KiB, from 256 to 1048576" if most is None else f"entries for {most} items"
             server = (
@@ -239,8 +230,6 @@ class MultiModalCacheConfig:
             f"{_each(self.data_parallel_size, 'engine core')}: {engine}.",
             f"{_each(self.world_size * self.data_parallel_size, 'worker')}: {worker}.",
         ]
-        if self.relay and self.ipc_cache_enabled:
-            lines.append(f"Relay: its part of the segment, {ipc}, for the items of other hosts.")
         return "\n".join(lines)
 
     def _why_no_ipc(self) -> str:

@@ -24,8 +24,6 @@ from shmstore.tiers import StoreTier, open_tier
 
 HANDLE_VARIABLE = "SHMSTORE_HANDLE"
 """The environment variable with the store's handle as JSON, for a worker without a `store` argument."""
-RELAY_VARIABLE = "SHMSTORE_RELAY"
-"""The environment variable with the path of the relay's socket, for a worker without a `relay` argument."""
 
 
 def processor_cache_from_config(
@@ -76,7 +74,7 @@ def _writer_of(config: MultiModalCacheConfig, keep: bool) -> ObjectStoreWriter:
             capacity=config.ipc_cache_bytes,
             n_readers=config.n_readers,
             groups=[config.world_size] * config.n_engines,
-            n_writers=config.n_writers,
+            n_writers=config.api_process_count,
             max_object_size=config.max_object_bytes,
             max_objects=config.shm_max_objects,
             prefault=config.shm_prefault,
@@ -86,9 +84,9 @@ def _writer_of(config: MultiModalCacheConfig, keep: bool) -> ObjectStoreWriter:
         )
     except (WriterActiveError, LayoutMismatchError) as error:
         hint = (
-            "all API servers have one configuration: n_writers is api_process_count, and one more with a relay; "
-            "n_readers and groups come from world_size and data_parallel_size, capacity from ipc_cache_gb; each "
-            f"replica (data_parallel_external_lb) has its own shm_name, or none; or {error.hint}"
+            "all API servers have one configuration: n_writers is api_process_count, n_readers and groups come from "
+            "world_size and data_parallel_size, capacity from ipc_cache_gb; each replica (data_parallel_external_lb) "
+            f"has its own shm_name, or none; or {error.hint}"
         )
         raise type(error)(error.message, hint=hint) from None
 
@@ -119,7 +117,6 @@ def worker_receiver_cache_from_config(
     *,
     types: CacheTypes[ItemT, Any] = MULTIMODAL,
     policy: Policy = "views",
-    relay: str | os.PathLike[str] | None = None,
     wait: float = 60.0,
 ) -> BaseMultiModalReceiverCache[ItemT] | None:
     """Return the cache of the worker with this rank: the receiver of `shm`, or None. Close it at the end.
@@ -129,9 +126,7 @@ def worker_receiver_cache_from_config(
 
     `policy` says what the worker gets of a reference; see `ShmObjectStoreReceiverCache`. `store` is the sender's handle
     or the store's name. By default it is the handle whose JSON is in the environment variable `SHMSTORE_HANDLE`, or the
-    name `shm_name`. The worker waits up to `wait` seconds for a store of that name. `relay` is the path at which the
-    host's `shmstore relay` listens, or the environment variable `SHMSTORE_RELAY` holds it; without one, a reference of
-    another host's store is a CacheMissError.
+    name `shm_name`. The worker waits up to `wait` seconds for a store of that name.
 
     Raises ValueError if nothing names the store, or if `rank` is not below the number of all workers,
     LayoutMismatchError if the store is for another number of workers (`world_size`), and else as
@@ -158,8 +153,7 @@ def worker_receiver_cache_from_config(
         allow_uid=config.shm_allow_uid,
     )
     try:
-        relay = relay or os.environ.get(RELAY_VARIABLE) or None
-        return ShmObjectStoreReceiverCache(reader, types=types, policy=policy, relay=relay)
+        return ShmObjectStoreReceiverCache(reader, types=types, policy=policy)
     except BaseException:
         reader.close()
         raise

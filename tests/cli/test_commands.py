@@ -177,7 +177,6 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
         assert 2 == cli.main([command.name, "--no-such-option"])
     for wrong in ("0", "x"):
         assert 2 == cli.main(["top", "--interval", wrong])
-        assert 2 == cli.main(["relay", "--capacity", wrong])
         assert 2 == cli.main(["ls", "--pid", wrong])
     assert 2 == cli.main(["dump", "x", "--namespace", "a"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])

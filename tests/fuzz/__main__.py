@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "fuzz"
-PARSERS = ("reference", "handle", "metadata", "updates", "relay", "span", "resp")
+PARSERS = ("reference", "handle", "metadata", "updates", "span", "resp")
 MOST = 400
 """Inputs of a corpus that are kept; the smallest."""
 CLANG = next((found for name in ("clang", "clang-19") if (found := shutil.which(os.environ.get("CLANG", name)))), None)

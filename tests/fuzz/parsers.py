@@ -20,7 +20,6 @@ with atheris.instrument_imports(include=["shmstore"]):
     from shmstore.serde import MsgpackSerde
     from shmstore.serde.decode import describe
     from shmstore.tiers.objects import Incoming
-    from shmstore.tiers.relay_client import parsed
     from shmstore.tiers.resp import RespTier
 
 from tests.serde.values import aligned, exact
@@ -53,11 +52,6 @@ def metadata(data: bytes) -> None:
 def updates(data: bytes) -> None:
     with suppress(TypeError, ValueError):
         decode_updates(data)
-
-
-def relay(data: bytes) -> None:
-    with suppress(TypeError, ValueError):
-        parsed(data)
 
 
 def span(writer: ObjectStoreWriter) -> Callable[[bytes], None]:
@@ -131,7 +125,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "handle": handle,
     "metadata": metadata,
     "updates": updates,
-    "relay": relay,
 }
 
 

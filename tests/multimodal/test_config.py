@@ -49,7 +49,7 @@ SMALL = MIB / GIB
         ("world_size", [0, -1]),
         ("api_process_count", [0]),
         ("data_parallel_size", [0]),
-        *((flag, ["false", 0, None]) for flag in ("shm_prefault", "relay", "supports_multimodal")),
+        *((flag, ["false", 0, None]) for flag in ("shm_prefault", "supports_multimodal")),
     ],
 )
 def test_a_wrong_value_is_refused_and_the_field_named(field: str, values: list[Any]) -> None:
@@ -221,18 +221,6 @@ def test_api_servers_that_share_a_segment_need_its_name() -> None:
         MultiModalCacheConfig(cache_type="shm", api_process_count=3)
     MultiModalCacheConfig(cache_type="shm", api_process_count=3, ipc_cache_gb=0)  # there is no segment
     MultiModalCacheConfig(cache_type="shm", data_parallel_size=3)  # one server creates it for all
-
-
-def test_a_relay_has_a_part_of_its_own_in_a_segment_with_a_name() -> None:
-    shared: dict[str, Any] = {"cache_type": "shm", "ipc_cache_gb": 2, "relay": True}
-    with raises(ValueError, names=("shm_name", "the relay finds")):
-        MultiModalCacheConfig(**shared)
-    MultiModalCacheConfig(**shared | {"ipc_cache_gb": 0})  # there is no segment
-    assert "Relay: its part of the segment, 2 GiB" in MultiModalCacheConfig(**shared, shm_name=NAME).describe()
-    most: dict[str, Any] = {"shm_name": NAME, "api_process_count": native.MAX_WRITERS - 1}
-    assert native.MAX_WRITERS == MultiModalCacheConfig(**shared, **most).n_writers
-    with raises(ValueError, names=("api_process_count", str(native.MAX_WRITERS - 1))):
-        MultiModalCacheConfig(**shared | most | {"api_process_count": native.MAX_WRITERS})
 
 
 def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration(name: str) -> None:

@@ -38,9 +38,9 @@ def settings_of(servers: int, **more: Any) -> Any:
 class Server:
     """An API server in a process of its own."""
 
-    def __init__(self, settings: Any, stack: ExitStack, context: Any = FRESH) -> None:
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=server.main, args=(theirs, settings))
+    def __init__(self, settings: Any, stack: ExitStack) -> None:
+        self.pipe, theirs = FRESH.Pipe()
+        self.process = FRESH.Process(target=server.main, args=(theirs, settings))
         self.process.start()
         theirs.close()
         stack.callback(self.end)

@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from tests.fleet.servers import LOOPBACK, end, free_port, redis_server
+from tests.tiers.servers import LOOPBACK, end, free_port, redis_server
 
 
 class RedisServer:

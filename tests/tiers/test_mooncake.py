@@ -18,9 +18,9 @@ import pytest
 
 from shmstore.errors import TierError, TierFullError
 from shmstore.tiers.mooncake import INLINE, LANES, STAGING, MooncakeTier
-from tests.fleet.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 from tests.support import SHM, children, store_name
 from tests.tiers.contract import MIB, Contract, fetch, random_bytes, values_of, views
+from tests.tiers.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 
 if problem := missing_for_mooncake():
     pytest.skip(problem, allow_module_level=True)  # one line for all of them

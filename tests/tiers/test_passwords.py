@@ -57,9 +57,8 @@ def test_without_both_a_command_says_how_to_give_one(
     monkeypatch.delenv("SHMSTORE_TIER", raising=False)
     if empty:
         monkeypatch.setenv("SHMSTORE_TIER", "")
-    for command in (["tier", "check"], ["relay", "--store", "none", "--namespace", "a"]):
-        assert 2 == main(command)
-        assert "SHMSTORE_TIER" in capsys.readouterr().err
+    assert 2 == main(["tier", "check"])
+    assert "SHMSTORE_TIER" in capsys.readouterr().err
 
 
 def test_neither_logs_nor_metrics_nor_records_have_the_password(
@@ -96,10 +95,7 @@ def test_a_configuration_does_not_show_it() -> None:
     assert SECRET not in str(caught.value)
 
 
-RELAY = ["relay", "--store", "a", "--namespace", "a"]
-
-
-@pytest.mark.parametrize("command", [RELAY, [], ["tier"], ["tier", "check", "file:///a"]])
+@pytest.mark.parametrize("command", [[], ["tier"], ["tier", "check", "file:///a"]])
 def test_a_url_in_a_wrong_place_is_not_repeated(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for url in (f"redis://:{SECRET}@host/0", f"redis://user:{SECRET}@host", f"unix:///a?password={SECRET}&db=1"):
         assert 2 == main([*command, url])

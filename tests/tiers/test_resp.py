@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from shmstore.errors import TierError, TierFullError
-from tests.fleet.servers import free_port
 from tests.support import raises, store_name
 from tests.tiers.contract import MIB, Contract, checked, fetch, random_bytes, values_of, verifies, views
 from tests.tiers.redis_server import RedisServer
+from tests.tiers.servers import free_port
 
 pytest.importorskip("redis", reason="redis-py is not installed: pip install '.[redis]'")
 

@@ -22,8 +22,8 @@ from PIL import Image
 
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.segments import find_segments
-from tests.fleet.servers import free_port
 from tests.support import until
+from tests.tiers.servers import free_port
 from tests.vllm.inputs import message
 
 START, END = 420.0, 60.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -15,7 +14,6 @@ from shmstore.multimodal.caches.checks import check_hash, check_known, check_pai
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
-from shmstore.tiers.relay_client import RelayClient
 
 _log = logging.getLogger(__name__)
 
@@ -73,9 +71,6 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     * "private": the item is writable, and nobody else sees what is written. It holds its bytes like views. One that
       cannot be mapped, for want of mappings or of huge pages, is a copy.
     * "copy": the item is private and writable, and holds nothing. For engines that keep items until a request ends.
-
-    With a `relay`, a reference of another store becomes the item too: the relay that listens at this path fetches it
-    from a tier into this host's store. A `RelayClient` in place of a path has a `wait` of its own.
     """
 
     def __init__(
@@ -84,26 +79,22 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         *,
         types: CacheTypes[ItemT, Any] = MULTIMODAL,
         policy: Policy = "views",
-        relay: str | os.PathLike[str] | RelayClient | None = None,
     ) -> None:
         if policy not in get_args(Policy):
             raise ValueError(f"policy must be one of {listed(get_args(Policy))}, not {shown(policy)}")
         self._how = {policy: True} if policy in ("copy", "private") else {}
         self.types = types
         self.reader = reader
-        self._relay = relay if relay is None or isinstance(relay, RelayClient) else RelayClient(relay)
 
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item that the reference names, or that arrived inline; CacheMissError if it is not there.
 
-        It is not there for None, for a reference of another store that no relay fetches, and for one whose object is
-        gone. An object can go only after its lease is over: every worker has read it, or it was released. Raises
-        TypeError for anything else, and StoreNotFoundError or StoreClosedError if the store was removed, like
-        `ObjectStoreReader.get`. ObjectBusyError comes after three of these, if the writer was stopped for so long.
+        It is not there for None, for a reference of another store, and for one whose object is gone. An object can go
+        only after its lease is over: every worker has read it, or it was released. Raises TypeError for anything else,
+        and StoreNotFoundError or StoreClosedError if the store was removed, like `ObjectStoreReader.get`.
+        ObjectBusyError comes after three of these, if the writer was stopped for so long.
         """
         if isinstance(mm_item, ObjectRef):
-            if self._is_foreign(mm_item):
-                return self.get_and_update([mm_item], [mm_hash])[0]
             try:
                 item: ItemT = get_patiently(self.reader, mm_item, **self._how)
             except StaleRefError as stale:
@@ -122,30 +113,6 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         `release`.
         """
         check_pairs(mm_items, mm_hashes, self._check_arrived)
-        if self._relay is None or not any(map(self._is_foreign, mm_items)):
-            return self._read(mm_items, mm_hashes)
-        self.reader.stats()  # raises if the cache was closed, before anybody is asked
-        arrived = list(mm_items)
-        why: CacheMissError | None = None
-        with self._relay.fetching() as conversation:
-            for at, (mm_item, mm_hash) in enumerate(zip(mm_items, mm_hashes, strict=True)):
-                if self._is_foreign(mm_item):
-                    try:
-                        arrived[at] = conversation.fetch(mm_hash)
-                    except CacheMissError as error:
-                        arrived[at], why = None, error
-            try:
-                return self._read(arrived, mm_hashes)
-            except CacheMissError as error:
-                if why is None:
-                    raise
-                raise CacheMissError(error.mm_hashes, f"{error.message} ({why.message})", hint=why.hint) from why
-
-    def _is_foreign(self, sent: object) -> bool:
-        """Return whether the relay has to fetch this."""
-        return self._relay is not None and isinstance(sent, ObjectRef) and sent.store_id != self.reader.store_id
-
-    def _read(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         there = self.reader.validate
         arrived = [item if not isinstance(item, ObjectRef) or there(item) else None for item in mm_items]
         try:
@@ -176,12 +143,10 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End this worker's part of each lease that it will not read, and return how many it had not read.
 
-        The sender's `release` is for all workers. With a relay, references of other stores are ignored, because no
-        lease there waits for this worker. Raises StaleRefError, after the others, if an object is here and its
+        The sender's `release` is for all workers. Raises StaleRefError, after the others, if an object is here and its
         reference was never handed out.
         """
-        sent = self.types.checked_sent(refs)
-        return end_each(self.reader.release, (ref for ref in sent if not self._is_foreign(ref)))
+        return end_each(self.reader.release, self.types.checked_sent(refs))
 
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""
