@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         PinnedRef,
         ReaderStats,
         Reservation,
-        StoreEvent,
         StoreStats,
     )
 
@@ -43,7 +42,6 @@ __all__ = [
     "PinnedRef",
     "ReaderStats",
     "Reservation",
-    "StoreEvent",
     "StoreHandle",
     "StoreStats",
     "TensorSpec",

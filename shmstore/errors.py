@@ -14,7 +14,6 @@ __all__ = [
     "CacheMissError",
     "CorruptStoreError",
     "DeviceError",
-    "EventsLostError",
     "ForeignStoreError",
     "LayoutMismatchError",
     "MissingExtraError",
@@ -384,18 +383,6 @@ class StoreClosedError(ShmStoreError, ValueError):
 
     default_message = "the store is closed"
     default_hint = "use it before close(); after a fork, attach again in the child"
-
-
-class EventsLostError(ShmStoreError, LookupError):
-    """A listener was too slow, or the writer is another one, and the log does not have its next events any more.
-
-    `lost` is how many positions are missing.
-    """
-
-    default_message = "events were lost"
-    default_hint = "forget what the events have said, and start again with events()"
-
-    lost: int | None = None
 
 
 class CacheMissError(ShmStoreError, LookupError):

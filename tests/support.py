@@ -23,7 +23,6 @@ import torch
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, StoreFullError
 from shmstore.bindings.store import ALIGN, Options, no_space
-from shmstore.store.events import LOG_BYTES
 
 SHM = Path("/dev/shm")
 PREFIX = f"t{os.getpid()}-{secrets.token_hex(3)}"
@@ -316,20 +315,6 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, ...], pipe: int) ->
 def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function in a forked process and return what it returned."""
     return Child(function, *arguments).join()
-
-
-class Leavers:
-    """The keys that have left a store since the last look, by its events."""
-
-    def __init__(self, writer: ObjectStoreWriter) -> None:
-        self._writer = writer
-        self._position = writer._writer.track_events(LOG_BYTES)
-
-    def take(self) -> list[str | tuple[str, str]]:
-        """Return them in their order; a key of a namespace comes behind its namespace."""
-        events = list(self._writer.events(self._position))
-        self._position = events[-1].position if events else self._position
-        return [(e.namespace, e.key) if e.namespace else e.key for e in events if e.kind != "put"]
 
 
 class Signal:

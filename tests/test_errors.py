@@ -42,7 +42,6 @@ BUILT_IN = {
     "SparseStoreError": ValueError,
     "StoreClosedError": ValueError,
     "CacheMissError": LookupError,
-    "EventsLostError": LookupError,
     "UnknownTypeError": ValueError,
     "UnsupportedValueError": TypeError,
     "NestingError": ValueError,

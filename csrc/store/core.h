@@ -19,11 +19,6 @@ static inline int shms_key_ok(const char *key, uint32_t key_len) {
 #define SHMS_KINDS 16 /* kinds of objects; number 0 is for those without one */
 #define SHMS_MAX_EXTRA 0xffffff /* extra bytes of an object, which only the writer reads */
 
-#define SHMS_EVENT_PUT 1 /* committed */
-#define SHMS_EVENT_EVICTED 2
-#define SHMS_EVENT_DELETED 3
-#define SHMS_MIN_LOG 131072 /* bytes of a log of events: room for a key of any length */
-
 /* A reference, unpacked; ref.h has the 40 bytes. A reader trusts no field, and compares each with the slot table. */
 typedef struct shms_ref {
     uint32_t store; /* which store: the superblock's random number */
@@ -90,13 +85,6 @@ typedef struct shms_stored {
     uint64_t payload_size;
     uint32_t meta_len, extra_len;
 } shms_stored;
-
-/* The head of an event; the key's bytes follow it. */
-typedef struct shms_event {
-    uint64_t id; /* of the object */
-    uint32_t kind; /* SHMS_EVENT_* */
-    uint32_t key_len;
-} shms_event;
 
 /* A kind of objects, as in the writer table. */
 typedef struct shms_kind_info {
@@ -171,15 +159,8 @@ int shms_writer_clear_tier(shms_writer *w, uint64_t moment);
 /* Sets *out to the last moment that a writer of the store has told; 0: none. */
 int shms_writer_tier_cleared(shms_writer *w, uint64_t *out);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
-/* Records events from now on, in a log of `bytes` bytes (at least SHMS_MIN_LOG), which drops the oldest ones. Keeps a
- * log that is there. With 0, stops and forgets it. Returns the position behind the last event, or an error. */
-int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes);
-/* Copies events from position `from` on; size[0] is the room, and is set to the bytes used, or to those that one event
- * needs. Sets size[1] to the position behind them, and size[2] to the first position that the log has: if it is above
- * `from`, the events between are lost and nothing is copied. SHMS_EINVAL: no event has had that position. */
-int shms_writer_events(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
-/* Copies each stored object whose key begins with `prefix` as a put, in order of age. size[0] is the room, and is set to
- * the bytes needed. Sets size[1] to the position of the events at which they hold. */
+/* Copies each key that begins with `prefix`, in order of its object's age: 4 bytes with its length, then the key. *size
+ * is the room, and is set to the bytes needed. */
 int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
 int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
 

@@ -1,5 +1,5 @@
 /*
- * directory.c - which key is in which slot, which keys are protected, and the record of what comes and goes.
+ * directory.c - which key is in which slot, and which keys are protected.
  */
 #include <stdlib.h>
 
@@ -14,28 +14,11 @@ uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot) {
     return shms_key_hash(w, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s));
 }
 
-uint64_t shms_event_position(const struct shms_writer *w) {
-    const shms_word *c = w->seg.writer->counters;
-    return w->seg.sb->created_ns / 1000 + shms_get(&c[SHMS_C(puts)]) + shms_get(&c[SHMS_C(evictions)]) +
-           shms_get(&c[SHMS_C(deletes)]) + shms_get(&w->seg.writer->epoch);
-}
-
-void shms_event_now(struct shms_writer *w, int kind, uint32_t slot) {
-    static const size_t counters[] = {[SHMS_EVENT_PUT] = SHMS_C(puts),
-                                      [SHMS_EVENT_EVICTED] = SHMS_C(evictions),
-                                      [SHMS_EVENT_DELETED] = SHMS_C(deletes)};
-    const shms_slot *s = shms_writer_slot(w, slot);
-    if (w->events.cells)
-        shms_events_add(&w->events, shms_event_position(w), kind, shms_get(&s->id), w->seg.data + shms_get(&s->offset),
-                        shms_slot_key_len(s));
-    shms_count(w, counters[kind], 1);
-}
-
-void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot) {
+void shms_forget_key(struct shms_writer *w, uint32_t slot, bool evicted) {
     uint64_t hash = shms_slot_hash(w, slot);
     shms_index_remove(&w->index, hash, slot);
-    shms_event_now(w, kind, slot);
-    if (kind == SHMS_EVENT_EVICTED) /* what was deleted would not be in a larger store either */
+    shms_count(w, evicted ? SHMS_C(evictions) : SHMS_C(deletes), 1);
+    if (evicted) /* what was deleted would not be in a larger store either */
         shms_ghosts_add(&w->ghosts, hash, shms_span(shms_get(&shms_writer_slot(w, slot)->length)),
                         w->ring.used[slot] != 0);
 }

@@ -100,13 +100,12 @@ int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, 
     int rc = shms_writer_enter_to_list(w);
     if (rc)
         return rc;
-    uint64_t room = size[0];
-    size[0] = 0;
-    size[1] = shms_event_position(w);
+    uint64_t room = *size;
+    *size = 0;
     for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i])
         if (listed(w, i, prefix, prefix_len))
-            size[0] += sizeof(shms_event) + shms_slot_key_len(&w->seg.slots[i]);
-    if (size[0] == 0 || size[0] > room)
+            *size += sizeof(uint32_t) + shms_slot_key_len(&w->seg.slots[i]);
+    if (*size == 0 || *size > room)
         return shms_writer_leave(w, SHMS_OK);
     uint32_t slots = (uint32_t)w->seg.layout.max_objects, *order = malloc(slots * sizeof *order);
     uint32_t n = order ? shms_slots_by_age(w->seg.slots, slots, order) : SHMS_NONE;
@@ -115,40 +114,10 @@ int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, 
         uint32_t len = shms_slot_key_len(s);
         if (!listed(w, order[i], prefix, prefix_len))
             continue;
-        shms_event_pack(&out, SHMS_EVENT_PUT, shms_get(&s->id), len);
-        memcpy(out, w->seg.data + shms_get(&s->offset), len);
-        out += len;
+        memcpy(out, &len, sizeof len);
+        memcpy(out + sizeof len, w->seg.data + shms_get(&s->offset), len);
+        out += sizeof len + len;
     }
     free(order);
     return shms_writer_leave(w, n == SHMS_NONE ? SHMS_ENOMEM : SHMS_OK);
-}
-
-int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    if (bytes == 0)
-        shms_events_stop(&w->events);
-    else if (!w->events.cells)
-        rc = shms_events_start(&w->events, bytes, shms_event_position(w));
-    uint64_t end = shms_event_position(w);
-    shms_writer_leave(w, rc);
-    return rc ? rc : (int64_t)end;
-}
-
-int shms_writer_events(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    uint64_t end = shms_event_position(w), room = size[0];
-    size[0] = 0;
-    size[1] = from;
-    size[2] = w->events.cells ? w->events.first : end;
-    if (from > end)
-        return shms_writer_leave(w, SHMS_EINVAL);
-    if (from >= size[2] && from < end) {
-        size[0] = room;
-        size[1] = shms_events_read(&w->events, from, end, out, size);
-    }
-    return shms_writer_leave(w, SHMS_OK);
 }

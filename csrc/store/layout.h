@@ -248,9 +248,9 @@ uint64_t shms_layout_check(const shms_superblock *sb);
  * version or architecture, or never published. SHMS_ECORRUPT: our version, but inconsistent. */
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size);
 
-/* What counts up would take centuries to reach 2^61, so a larger value is damage: of ids, leases, and the four counters
- * whose sum is a position in the events. No call needs to look for an overflow afterwards. A death between L1 and L3 leaves one lease number that is not
- * published, and V4 publishes it. */
+/* Ids and leases count up, and would take centuries to reach 2^61, so a larger value is damage. No call needs to look
+ * for an overflow afterwards. A death between L1 and L3 leaves one lease number that is not published, and V4 publishes
+ * it. */
 bool shms_counters_valid(const shms_writer_table *t);
 
 static inline uint64_t shms_align_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }

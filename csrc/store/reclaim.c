@@ -102,7 +102,7 @@ static bool forget(struct shms_writer *w, uint32_t first, uint32_t n) {
     bool others = false;
     for (uint32_t s = first, i = 1; i <= n; i++, s = w->ring.next[s]) {
         if (!shms_slot_deleted(shms_writer_slot(w, s))) {
-            shms_forget_key(w, SHMS_EVENT_EVICTED, s);
+            shms_forget_key(w, s, true);
             w->indexed_free--;
         }
         shms_kinds_leave(&w->kinds, s);
@@ -504,7 +504,7 @@ void shms_reclaim_unprotected(struct shms_writer *w) {
 
 void shms_delete_slot(struct shms_writer *w, uint32_t slot) {
     shms_slot *s = shms_writer_slot(w, slot);
-    shms_forget_key(w, SHMS_EVENT_DELETED, slot);
+    shms_forget_key(w, slot, false);
     SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
     atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
     w->ring.used[slot] = 0;

@@ -179,7 +179,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
     shms_add(&w->seg.writer->objects, 1);
-    shms_event_now(w, SHMS_EVENT_PUT, t->slot);
+    shms_count(w, SHMS_C(puts), 1);
     shms_count(w, SHMS_C(put_bytes), t->payload_size);
     if (w->ghosts.any)
         count_more_hits(w, t->slot);

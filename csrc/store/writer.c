@@ -207,7 +207,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
             continue;
         const char *key = (const char *)w->seg.data + shms_get(&s->offset);
         uint64_t hash = shms_slot_hash(w, order[i]);
-        if (shms_key_ok(key, shms_slot_key_len(s)) || /* the log of events has room for a valid one */
+        if (shms_key_ok(key, shms_slot_key_len(s)) || /* no call takes another */
             shms_index_find(&w->index, hash, key, shms_slot_key_len(s)) != SHMS_NONE)
             rc = SHMS_ECORRUPT; /* D1 ensures that a key is there only once */
         else
@@ -361,7 +361,6 @@ void shms_writer_free(shms_writer *w) {
         return;
     end(w, 0, false); /* the caller has not said whether the store stays */
     shms_segment_close(&w->seg);
-    shms_events_stop(&w->events);
     free(w->kept);
     free(w->kinds.next);
     free(w->memory);
@@ -406,7 +405,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .open_leases = shms_reclaim_open(w),
                         .max_leases = w->seg.layout.max_leases,
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
-                        .heap_bytes = w->heap_bytes + w->events.n_cells * sizeof *w->events.cells + w->events.n_bytes};
+                        .heap_bytes = w->heap_bytes};
     shms_words_read(t->counters, &out->counters, sizeof out->counters);
     shms_words_read(t->tier, &out->tier, sizeof out->tier);
     return shms_writer_leave(w, SHMS_OK);

@@ -8,7 +8,6 @@
 #include <pthread.h>
 
 #include "batch.h"
-#include "events.h"
 #include "ghosts.h"
 #include "index.h"
 #include "kinds.h"
@@ -80,7 +79,6 @@ struct shms_writer {
     uint32_t room_waits; /* threads that wait for room; see room.c */
     uint64_t room_told; /* ring.changes without uses, as they know it; 0: they are told when the mutex is released */
     uint64_t room_looked; /* when a put that waits found no room last; CLOCK_MONOTONIC */
-    shms_events events;
     shms_ghosts ghosts;
     uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */
     uint32_t n_random;
@@ -165,12 +163,8 @@ void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 /* ---- directory.c; the mutex is held ---- */
 
-/* Counts an event, and records it if there is a log: SHMS_EVENT_PUT, _EVICTED or _DELETED. */
-void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);
-/* The position after the last event; see events.h. */
-uint64_t shms_event_position(const struct shms_writer *w);
-/* Removes the slot's key from the index. `kind`: why it leaves. */
-void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot);
+/* Removes the slot's key from the index, and counts it: evicted, or deleted. */
+void shms_forget_key(struct shms_writer *w, uint32_t slot, bool evicted);
 /* The hash of a key, as in index.h, and of the slot's key. */
 uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len);
 uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot);

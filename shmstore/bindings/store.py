@@ -29,12 +29,10 @@ _gc = ffi.gc
 _unpack = ffi.unpack
 _has = lib.shms_writer_has
 _SIZE = ffi.typeof("uint64_t *")
-_WORDS = ffi.typeof("uint64_t[3]")
 _BYTES = ffi.typeof("uint8_t[]")
 _FEW = 256  # bytes
+_length = struct.Struct("=I")
 _LONGEST = 3600  # seconds; a poll takes milliseconds as an int
-_event = struct.Struct("=QII")
-_EVENTS_AT_ONCE = 65536  # bytes
 SHARED = lib.shms_reader_acquire
 PRIVATELY = lib.shms_reader_acquire_private
 """How `Reader.acquire` gets a payload that is copy-on-write."""
@@ -45,9 +43,6 @@ _drop_view = lib.shms_view_drop
 _VIEW_BOX = ffi.typeof("shms_view **")
 end_pin = ffi.release
 """Ends the pin of `Reader.find`; idempotent."""
-
-Event = tuple[str, bytes, int]
-"""Kind, key and object id."""
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 MAX_GROUPS: int = lib.SHMS_MAX_GROUPS
@@ -62,7 +57,6 @@ ANY_STORE: int = lib.SHMS_ANY_STORE
 ANY_ARENA: int = lib.SHMS_ANY_ARENA
 MAX_WRITERS: int = lib.SHMS_MAX_WRITERS
 OWN_UID: int = lib.SHMS_OWN_UID
-_KINDS = {lib.SHMS_EVENT_PUT: "put", lib.SHMS_EVENT_EVICTED: "evicted", lib.SHMS_EVENT_DELETED: "deleted"}
 NO_STORE: int = lib.SHMS_ENOSTORE
 CREATING: int = lib.SHMS_ECREATING
 OTHER_RANKS: int = lib.SHMS_ERANKS
@@ -79,30 +73,6 @@ def _filled_record(kind: str, fill: Callable[..., int], handle: Any) -> Any:
     record = _new(f"{kind} *")
     require(fill(handle, record))
     return record
-
-
-def _split_events(packed: Any, size: int) -> list[Event]:
-    events, at = [], 0
-    while at < size:
-        object_id, kind, length = _event.unpack_from(packed, at)
-        start = at + _event.size
-        at = start + length
-        events.append((_KINDS[kind], packed[start:at], object_id))
-    return events
-
-
-def _filled(room: int, call: Callable[..., int], *arguments: Any) -> tuple[Any, Any]:
-    """Return the buffer that the call has filled, and its words; the first of them is the size, `room` a guess."""
-    words = _new(_WORDS)
-    while True:
-        out = _new(_BYTES, room)
-        words[0] = room
-        code = call(*arguments, out, words)
-        if code:
-            fail(code)
-        if words[0] <= room:
-            return _buffer(out, words[0]), words
-        room = words[0]
 
 
 def no_space(needed: "Options | int", folder: str, freed: int = 0, at: str | None = None) -> errors.StoreSpaceError:
@@ -395,7 +365,17 @@ class Writer:
 
     def key_list(self, prefix: bytes) -> list[tuple[str | None, str]]:
         """Return the keys that begin with `prefix`, oldest object first, each with its namespace or None."""
-        return [split(key) for _, key, _ in self.stored(prefix)[0]]
+        size, room = _new(_SIZE), 0
+        out = _new(_BYTES, room)
+        while require(lib.shms_writer_stored(self._w, prefix, len(prefix), out, size)) or size[0] > room:
+            room = size[0]
+            out = _new(_BYTES, room)
+        packed, keys, at = _buffer(out, size[0])[:], [], 0
+        while at < len(packed):
+            start = at + _length.size
+            at = start + _length.unpack_from(packed, at)[0]
+            keys.append(split(packed[start:at]))
+        return keys
 
     def kind(self, name: bytes) -> int:
         """Return the number of a kind, or 0 if there is none left."""
@@ -414,24 +394,6 @@ class Writer:
         place = _new("uint64_t[2]")
         address = lib.shms_writer_data(self._w, place) or fail(lib.SHMS_ECLOSED)
         return _buffer(keeps_alive(ffi.cast("char *", address), self._hold), place[0]), int(place[1])
-
-    def track_events(self, log_bytes: int) -> int:
-        """Record events in a log of that many bytes, unless there is one; with 0 stop. Return the log's end."""
-        return require(lib.shms_writer_track_events(self._w, log_bytes))
-
-    def stored(self, prefix: bytes = b"") -> tuple[list[Event], int]:
-        """Return the objects of keys that begin with `prefix` as puts, oldest first, and their position."""
-        packed, words = _filled(0, lib.shms_writer_stored, self._w, prefix, len(prefix))
-        return _split_events(packed, len(packed)), words[1]
-
-    def events(self, position: int) -> tuple[list[Event], int, int]:
-        """Return some events from `position` on, the position behind them, and the first one in the log.
-
-        If the last is above `position`, the events between are lost, and none is returned. ValueError for a position
-        above the end.
-        """
-        packed, words = _filled(_EVENTS_AT_ONCE, lib.shms_writer_events, self._w, position)
-        return _split_events(packed, len(packed)), words[1], words[2]
 
     def stats(self) -> dict[str, Any]:
         """Return the fields of shms_stats; `tier` is as in `figures_of`."""

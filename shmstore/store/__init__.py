@@ -1,7 +1,6 @@
 """The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` reads in place. Two roles, two types."""
 
 from shmstore.store.claims import Claim
-from shmstore.store.events import StoreEvent
 from shmstore.store.leases import LeasedRef, PinnedRef, Reservation
 from shmstore.store.reader import ObjectStoreReader
 from shmstore.store.stats import KindStats, ReaderStats, StoreStats
@@ -16,6 +15,5 @@ __all__ = [
     "PinnedRef",
     "ReaderStats",
     "Reservation",
-    "StoreEvent",
     "StoreStats",
 ]

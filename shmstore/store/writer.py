@@ -21,7 +21,6 @@ from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import diagnostics
 from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
-from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.kinds import kind_stats, number_of
 from shmstore.store.leases import LeasedRef, Reservation
 from shmstore.store.opening import Openable
@@ -403,30 +402,6 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         """Return the store's current figures."""
         figures = self._writer.stats()
         return StoreStats(**figures | {"tier": tier_stats(figures["tier"])}, kinds=kind_stats(self._writer))
-
-    def track_events(self, log_bytes: int = LOG_BYTES) -> None:
-        """Record events from now on, in a log of `log_bytes` bytes (at least 128 KiB); with 0 stop, and forget them.
-
-        A full log drops its oldest events. A log that is there already is kept. Until it is called, or `events`, a
-        store records nothing.
-        """
-        self._writer.track_events(int_of("log_bytes", log_bytes, 0, native.MAX_CAPACITY))
-
-    def events(self, position: int | None = None) -> Iterator[StoreEvent]:
-        """Return an iterator of the events from `position` on, which ends when there are no more; for routers.
-
-        A listener keeps the `position` of the last event that it has used, and calls again with it. Any number of
-        listeners may do so. Without a position it yields a put for each stored object, oldest first, with the position
-        at which they hold; use all of them before you go on from there.
-        A position is of one store. Another store of the same name, which has another `handle`, has later ones, unless
-        the clock was set back in between.
-        Raises EventsLostError if the log does not have the next event any more, and ValueError for a position that no
-        event has had.
-        """
-        self.track_events()
-        if position is None:
-            return stored_events(self._writer)
-        return events_from(self._writer.events, int_of("position", position, 0, 2**63 - 1))
 
     def check_valid(self) -> None:
         """Check every invariant of the segment and the writer's memory; CorruptStoreError at the first broken one."""

@@ -71,7 +71,6 @@ static void script(void) {
         CHECK_EQ(SHMS_OK, shms_writer_join(&w[1], name, 1, NULL));
     shms_writer *last = w[arenas - 1];
     shms_writer_quota(w[0], (uint32_t)shms_writer_kind(w[0], "image", 5), 6000);
-    shms_writer_track_events(last, SHMS_MIN_LOG);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     for (int i = 0; i < 3; i++)
         CHECK_EQ(SHMS_OK, put_marked(w[i % (int)arenas], KEYS[i], 700, (uint64_t)i, refs[i]));
@@ -215,8 +214,8 @@ static void write_all(int arena, bool end_leases) {
     uint8_t ref[SHMS_REF_SIZE];
     if ((arena < 0 ? shms_writer_recover(&w, name, &e) : shms_writer_join(&w, name, arena, &e)) != SHMS_OK)
         return;
-    uint64_t size[3] = {sizeof log};
-    shms_writer_stored(w, "", 0, log, size);
+    uint64_t size = sizeof log;
+    shms_writer_stored(w, "", 0, log, &size);
     shms_writer_kinds(w, kinds);
     for (int i = 0; i < REFS; i++) {
         uint64_t room = sizeof log;

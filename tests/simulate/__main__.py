@@ -32,7 +32,7 @@ def build(root: Path, *more: str) -> Path:
             options += ["-include", str(tests / "simulate/weak.h")]
         include = [f"-I{root / 'csrc'}", f"-I{tests / 'c'}"]
         compiled(*FLAGS, *more, *options, *include, "-c", "-o", made, source)
-    compiled("-pthread", *more, "-o", out / "simulate", *objects)
+    compiled("-pthread", "-Wl,--wrap=shms_forget_key", *more, "-o", out / "simulate", *objects)
     return out / "simulate"
 
 

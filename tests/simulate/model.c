@@ -1,4 +1,4 @@
-/* model.c - what is stored and promised, as the calls and the events of the store say. */
+/* model.c - what is stored and promised, as the calls and what leaves an arena say. */
 #include "simulate.h"
 
 promise promises[PROMISES];
@@ -84,14 +84,13 @@ void begin_model(actor *me) {
     memset(me->own, 0, sizeof me->own);
     memset(me->put, 0, sizeof me->put);
     me->kept = 0;
-    MUST("events", true, shms_writer_track_events(w, SHMS_MIN_LOG) >= 0);
+    me->n_left = 0;
     for (uint32_t i = 0; i < slots; i++) {
         const shms_slot *o = shms_writer_slot(w, i);
         const uint8_t *at = w->seg.data + shms_get(&o->offset);
         if (shms_get(&o->state) == SHMS_LIVE && !shms_slot_deleted(o))
             me->own[*at - 'a'] = (stored){shms_get(&o->id), *(const uint64_t *)(at + SHMS_ALIGN), 0};
     }
-    me->events = shms_event_position(w);
     shms_words_read(w->seg.writer->counters, &me->counters, sizeof me->counters);
     me->kind = 0;
     if (quota) {
@@ -101,40 +100,56 @@ void begin_model(actor *me) {
     alone(false);
 }
 
-/* Checks the books, and reads the events into the model. Nobody sees it. */
+/* The linker puts it before the core's own: a key leaves an arena. */
+void __real_shms_forget_key(shms_writer *w, uint32_t slot, bool evicted);
+void __wrap_shms_forget_key(shms_writer *w, uint32_t slot, bool evicted) {
+    const shms_slot *o = &w->seg.slots[slot];
+    for (int a = 0; a < WRITERS; a++)
+        if (actors[a].w == w)
+            actors[a].left[actors[a].n_left++ % LEFT] = (leaver){o->id, w->seg.data[o->offset] - 'a', evicted};
+    __real_shms_forget_key(w, slot, evicted);
+}
+
+static void is_put(actor *me, int key) {
+    MUST("key of a put", 0, me->own[key].id);
+    me->own[key] = me->put[key];
+    me->put[key] = (stored){0};
+    me->counters.puts++;
+    me->counters.put_bytes += size_of(me->own[key].mark);
+}
+
+/* Checks the books, and takes what has come and left into the model. Nobody sees it. */
 void books(actor *me) {
-    uint8_t packed[4096], *at = packed;
-    uint64_t size[3] = {sizeof packed}, open_leases = 0, n = 0;
+    uint64_t open_leases = 0, n = 0;
     shms_counters found;
     alone(true);
     if (one_of(2))
         MUST("the books", SHMS_OK, shms_writer_valid(me->w));
-    MUST("events", SHMS_OK, shms_writer_events(me->w, me->events, packed, size));
-    MUST("first event", true, size[2] <= me->events);
-    me->events = size[1];
-    while (at < packed + size[0]) {
-        shms_event e;
-        memcpy(&e, at, sizeof e);
-        MUST("length of an event's key", 1, e.key_len);
-        int key = at[sizeof e] - 'a';
-        stored *o = &me->own[key];
-        at += sizeof e + 1;
-        MUST("id under the key of an event", e.kind == SHMS_EVENT_PUT ? 0 : e.id, o->id);
-        if (e.kind == SHMS_EVENT_PUT) {
-            MUST("id of a put", me->put[key].id, e.id);
-            *o = me->put[key];
-            me->put[key] = (stored){0};
-            me->counters.puts++;
-            me->counters.put_bytes += size_of(o->mark);
-            continue;
-        }
-        if (e.kind == SHMS_EVENT_EVICTED) {
-            MUST("protected", 0, me->kept >> key & 1);
+    MUST("what others have dropped", SHMS_OK, shms_writer_enter(me->w));
+    shms_writer_leave(me->w, SHMS_OK);
+    MUST("room for what has left", true, me->n_left <= LEFT);
+    for (leaver *l = me->left; l < me->left + me->n_left; l++) {
+        stored *o = &me->own[l->key];
+        if (l->id == me->put[l->key].id)
+            is_put(me, l->key);
+        MUST("id under a key that has left", o->id, l->id);
+        o->id = 0;
+        if (l->evicted) {
+            MUST("protected", 0, me->kept >> l->key & 1);
             me->counters.evictions++;
             me->counters.evicted_bytes += shms_span(SHMS_ALIGN + size_of(o->mark) + extra_len_of(o->mark));
         } else
             me->counters.deletes++;
-        o->id = 0;
+    }
+    me->n_left = 0;
+    for (uint32_t i = 0; i < slots; i++) {
+        const shms_slot *o = shms_writer_slot(me->w, i);
+        if (shms_get(&o->state) != SHMS_LIVE || shms_slot_deleted(o))
+            continue;
+        int key = me->w->seg.data[shms_get(&o->offset)] - 'a';
+        if (shms_get(&o->id) == me->put[key].id)
+            is_put(me, key);
+        MUST("id under a key", shms_get(&o->id), me->own[key].id);
     }
     shms_words_read(me->w->seg.writer->counters, &found, sizeof found);
     memcpy(&me->counters.more_hits_at_4x, &found.more_hits_at_4x, 3 * sizeof(uint64_t));

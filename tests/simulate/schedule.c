@@ -13,7 +13,7 @@
  *
  * After each step no byte under a view has changed. A reference that was promised to a rank is never stale, and its key
  * is found until somebody deletes it. After each call of a writer, its books are right, its answers and counters are
- * those of a model, which the events of the store are for, and each open lease is counted. In the end everything that was
+ * those of a model, and each open lease is counted. In the end everything that was
  * stored is found, all that was taken comes back while all live, an inspector finds nothing, and nobody has waited longer
  * than its bound.
  *

@@ -22,7 +22,7 @@
 #include "weak.h"
 
 enum { UNITS = 24, WRITERS = 2, RANKS = 3, ACTORS = WRITERS + RANKS, FINDER = RANKS - 1 };
-enum { KEYS = 10, VIEWS = 4, PROMISES = 64 };
+enum { KEYS = 10, VIEWS = 4, PROMISES = 64, LEFT = 64 };
 enum { SIZES = 8, LONGEST_EXTRA = 3, LARGEST_UNIT = 1024 };
 
 /* What a writer has handed out, and the ranks that may count on it: bit r. Free if nobody may, and it is not held. */
@@ -37,11 +37,18 @@ typedef struct promise {
     uint32_t ranks, taking; /* those that are reading it */
 } promise;
 
-/* What an arena has under a key, by its events. */
+/* What an arena has under a key. */
 typedef struct stored {
     uint64_t id; /* 0: nothing */
     uint64_t mark, since;
 } stored;
+
+/* A key that has left an arena since its books were checked. */
+typedef struct leaver {
+    uint64_t id;
+    int key;
+    bool evicted;
+} leaver;
 
 typedef struct actor {
     ucontext_t at;
@@ -59,7 +66,8 @@ typedef struct actor {
     uint64_t marks[VIEWS];
     stored own[KEYS], put[KEYS]; /* what is stored, and what is being put */
     uint32_t kind, kept, deleting; /* the number of its kind; protected keys, and those being deleted: bits */
-    uint64_t events; /* position behind those that were read */
+    leaver left[LEFT];
+    uint64_t n_left;
     shms_counters counters; /* as they must be */
     shms_claims *claimer;
     bool blind; /* it could not open the file for its claims */

@@ -271,7 +271,6 @@ def every_call(writer: ObjectStoreWriter, reader: ObjectStoreReader, ref: Object
         lambda: "a" in writer,
         lambda: writer.stats(),
         lambda: writer.check_valid(),
-        lambda: writer.track_events(),
         lambda: reader.get(ref),
         lambda: reader.release(ref),
         lambda: reader.validate(ref),

@@ -124,8 +124,6 @@ def test_an_owner_costs_no_arena_and_puts_nothing(stores: Stores, name: str) -> 
         lambda: len(owner),
         lambda: "k" in owner,
         owner.stats,
-        owner.track_events,
-        owner.events,
         owner.check_valid,
     ]
     for number, call in enumerate(calls):

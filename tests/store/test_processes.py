@@ -26,7 +26,6 @@ from tests.support import (
     FRESH,
     SHM,
     Child,
-    Leavers,
     Signal,
     Stores,
     bits,
@@ -144,8 +143,8 @@ def write_for_ever(name: str, generation: int, leases: dict[str, str], pipe: int
 
     generator = random.Random(generation)
     writer = ObjectStoreWriter.recover(name)
-    left = Leavers(writer)
-    keys = writer.keys()
+    there = writer.keys()
+    keys = list(there)
     refs = list(leases)
     say("recovered")
     for number in itertools.count():
@@ -162,7 +161,8 @@ def write_for_ever(name: str, generation: int, leases: dict[str, str], pipe: int
                 continue
             keys.append(key)
             refs.append(ref)
-            say("stored", ref, left.take())
+            before, there = there, writer.keys()
+            say("stored", ref, [key for key in before if key not in there])
         elif kind == "hit" and keys:
             key = generator.choice(keys[-10:])
             say("hit", key)
@@ -180,7 +180,7 @@ def write_for_ever(name: str, generation: int, leases: dict[str, str], pipe: int
             key = generator.choice(keys[-10:])
             say("delete", key)
             writer.delete(key)
-            left.take()
+            there = writer.keys()
             say("deleted")
 
 

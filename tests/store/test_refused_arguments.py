@@ -136,8 +136,6 @@ REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
     *((flag, opening(flag)[:1], [], ["false", 1]) for flag in ("memfd", "writes")),
     *((flag, opening(flag)[1:], [], ["false", 1]) for flag in ("keep", "keep_leases")),
     ("keep_leases", [lambda w, v: ObjectStoreWriter.join(w.name, keep_leases=v)], [], ["false"]),
-    ("position", [lambda w, v: list(w.events(v))], [-1, 2**60, 2**63], ["1"]),
-    ("log_bytes", [ObjectStoreWriter.track_events], [-1], []),
 ]
 
 
@@ -146,7 +144,6 @@ def test_an_argument_that_cannot_be_is_refused_by_name_and_changes_nothing(
     stores: Stores, argument: str, calls: Sequence[Call], values: list[Any], types: list[Any]
 ) -> None:
     writer = stores.create(n_readers=2, groups=[1, 1])
-    writer.track_events()
     ref = writer.put("old", ONE)
     before, files = state(writer), segments()
     for error, wrong in ((ValueError, values), (TypeError, types)):
