@@ -101,7 +101,7 @@ class Populated:
 
     def __init__(self, count: int, *, retired: bool) -> None:
         self.count = count
-        self.options = {"capacity": count * 1216, "n_readers": 2, "max_objects": count, "eviction": "fifo"}
+        self.options = {"capacity": count * 1216, "n_readers": 2, "max_objects": count}
         self.writer = ObjectStoreWriter.create(**self.options, prefault=True)
         if retired:
             self.writer.retire(1)

@@ -157,7 +157,7 @@ static void past_held(const char *figure, uint64_t n) {
     enum { ROUNDS = 15 };
     double times[ROUNDS], copies[ROUNDS];
     uint8_t ref[SHMS_REF_SIZE];
-    begin(n * 1088 + 26 * MIB, 1, (uint32_t)n + 64, SHMS_FIFO);
+    begin(n * 1088 + 26 * MIB, 1, (uint32_t)n + 64, 0);
     CHECK((refs = calloc(n, sizeof *refs)));
     for (uint64_t i = 0; i < n; i++)
         CHECK(put("k", i, 1024, refs[i]) == 0);

@@ -16,7 +16,7 @@
 #include "index.h"
 
 #define NODE_MASK (UINT32_MAX << SHMS_NODE_SHIFT)
-#define FIXED_FLAGS (SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | NODE_MASK)
+#define FIXED_FLAGS (SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS | NODE_MASK)
 #define CALL_FLAGS (SHMS_EPHEMERAL | SHMS_OUTLIVES | SHMS_OWNS | SHMS_MEMFD) /* not of the geometry */
 #define MIN_LEASES 64
 #define SMALL_STORE 1024 /* objects; the tables of a smaller store are small in any case */

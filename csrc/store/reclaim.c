@@ -183,13 +183,12 @@ static int find_by_zones(struct shms_writer *w, search *f, int64_t *budget) {
 static int find(struct shms_writer *w, search *f, int64_t *budget) {
     shms_ring *r = &w->ring;
     uint64_t span = f->place.span;
-    enum shms_level level = r->fifo ? SHMS_ANY : SHMS_UNUSED;
     f->area = shms_ring_area(r, span);
     f->moves = true;
     f->lap = false;
     uint64_t wanted = shms_ring_wanted(r, span);
-    /* A gap after the hand is as good as new room. With `fifo` it is not used, because that would break the order. */
-    if (!r->fifo && wanted <= r->gap && shms_ring_gap(r, f->area) < span) {
+    /* A gap after the hand is as good as new room. */
+    if (wanted <= r->gap && shms_ring_gap(r, f->area) < span) {
         int rc = shms_zones_find(&w->zones, 0, r->areas[SHMS_LARGE].to, 0, wanted, SHMS_GAPS, budget, &f->place.at,
                                  &f->longest);
         if (rc > 0) {
@@ -202,7 +201,7 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     }
     if (f->polled)
         return find_by_zones(w, f, budget);
-    if (shms_ring_near(r, f->area, level, NEAR, shms_may_go, w, &f->place))
+    if (shms_ring_near(r, f->area, SHMS_UNUSED, NEAR, shms_may_go, w, &f->place))
         return 1;
     f->lap = true;
     if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, shms_may_go, w, &f->place))
@@ -216,7 +215,7 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
  * find_by_zones. */
 static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32_t *out) {
     shms_ring *r = &w->ring;
-    for (int spare_used = !r->fifo; spare_used >= 0; spare_used--)
+    for (int spare_used = 1; spare_used >= 0; spare_used--)
         for (uint32_t i = 0, s = f->place.first; i < NEAR && i < r->count; i++, s = r->next[s]) {
             if (s == SHMS_NONE)
                 s = r->first;

@@ -64,7 +64,6 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
                      .n_zones = shms_n_zones(l),
                      .zone_shift = (uint32_t)l->zone_shift,
                      .capacity = l->capacity,
-                     .fifo = l->flags & SHMS_FIFO,
                      .changes = 1};
     r->zones = memory;
     r->next = (uint32_t *)(r->zones + r->n_zones);
@@ -303,7 +302,7 @@ bool shms_ring_is_used(shms_ring *r, uint32_t slot) {
         r->used[slot] = zone->lap;
         zone->uses = true;
     }
-    return !r->fifo && r->used[slot] == r->zones[shms_ring_zone(r, shms_ring_start(r, slot))].lap;
+    return r->used[slot] == r->zones[shms_ring_zone(r, shms_ring_start(r, slot))].lap;
 }
 
 void shms_ring_pass(shms_ring *r, uint32_t slot) {

@@ -56,7 +56,6 @@ typedef struct shms_ring {
     /* No gap is longer, except those at the hands and in the area of small objects. It buys a put that evicts in 0.6 us
      * where a search for gaps in 4,096 zones takes 8. */
     uint64_t gap;
-    bool fifo;
     uint64_t changes; /* how many times a zone has become stale, from 1 on */
     uint64_t by_uses; /* how many of these were uses, which make no room */
     shms_area areas[SHMS_AREAS];

@@ -95,7 +95,6 @@ extern "C" {
 
 #define SHMS_PREFAULT 1 /* map every page of the writer's data now, not at the first touch */
 #define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
-#define SHMS_FIFO 4 /* evict in insertion order: a use gives no second chance */
 #define SHMS_CHECKSUMS 8 /* CRC-32C of each object's bytes at its commit, for `shmstore verify` */
 
 #define SHMS_EPHEMERAL 16 /* nobody will ask for this name, so a dead writer's segment may be removed */
@@ -122,7 +121,7 @@ typedef struct shms_options {
     uint32_t n_readers; /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
     uint32_t max_objects; /* slots; 0: from the capacity */
     uint32_t n_writers; /* arenas, each with this capacity and number of objects, 1..SHMS_MAX_WRITERS; 0: 1 */
-    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS, a node, and those of the call */
+    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS, a node, and those of the call */
     uint32_t mode; /* of _create: the file's permissions, whatever the umask; 0: 0600 */
     uint32_t group; /* of _create: 1 + the user group that the file belongs to; 0: as the folder says */
     uint32_t n_groups; /* of ranks; 0: one group of all */

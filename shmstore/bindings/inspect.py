@@ -15,9 +15,7 @@ from shmstore.bindings.handles import owned, require, words_of
 if TYPE_CHECKING:
     import numpy as np
 
-FLAGS: dict[str, int] = {
-    name: getattr(lib, f"SHMS_{name.upper()}") for name in ("prefault", "huge_pages", "fifo", "checksums")
-}
+FLAGS: dict[str, int] = {name: getattr(lib, f"SHMS_{name.upper()}") for name in ("prefault", "huge_pages", "checksums")}
 STATES: dict[int, str] = {
     lib.SHMS_STATE_WRITING: "writing",
     lib.SHMS_STATE_LIVE: "live",

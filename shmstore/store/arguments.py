@@ -92,7 +92,6 @@ def store_options(
     n_readers: Any,
     groups: Any,
     n_writers: Any,
-    eviction: Any,
     flags: Mapping[str, Any],
     numa_node: Any,
 ) -> native.Options:
@@ -102,10 +101,8 @@ def store_options(
     n_readers = int_of("n_readers", n_readers, 1, native.MAX_READERS)
     size = 0 if max_object_size is None else int_of("max_object_size", max_object_size, 1, capacity, _BYTES)
     objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
-    if eviction not in ("clock", "fifo"):
-        raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")
     check_flags(**flags)
-    bits = sum(FLAGS[name] for name, on in flags.items() if on) | (eviction == "fifo") * FLAGS["fifo"]
+    bits = sum(FLAGS[name] for name, on in flags.items() if on)
     if numa_node is not None:
         node = int_of("numa_node", numa_node, 0, native.MAX_NODE)
         native.check_node(node)

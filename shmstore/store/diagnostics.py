@@ -177,8 +177,7 @@ def differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
     ]
     for flag, bit in FLAGS.items():
         if (facts["flags"] ^ asked.flags) & bit and flag != "prefault":
-            has = bool(facts["flags"] & bit)
-            differ.append(f"eviction is {'fifo' if has else 'clock'}" if flag == "fifo" else f"{flag} is {has}")
+            differ.append(f"{flag} is {bool(facts['flags'] & bit)}")
     if (has_node := node_of(facts["flags"])) != (node := node_of(asked.flags)):
         differ.append(f"numa_node is {has_node}, not {node}")
     return differ

@@ -85,7 +85,6 @@ class Openable(Closable):
         writes: bool = True,
         max_object_size: int | None = None,
         max_objects: int | None = None,
-        eviction: Literal["clock", "fifo"] = "clock",
         prefault: bool = False,
         huge_pages: bool = False,
         numa_node: int | None = None,
@@ -119,8 +118,8 @@ class Openable(Closable):
         With `writes` False this process owns the store and has no arena: `n_writers` others `join`, and a put here is a
         NoArenaError. The store goes when the owner and all writers have closed.
         An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity). At most
-        `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
-        "clock" spares objects used since they were last considered; "fifo" spares none.
+        `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). Eviction spares
+        objects that were used since they were last considered.
 
         `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
         for 2 MiB pages, as far as there are any. `numa_node` puts the data of all arenas on that node, whichever
@@ -135,7 +134,7 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         check_flags(writes=writes, memfd=memfd)
-        options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
+        options = store_options(sizes, n_readers, groups, n_writers, flags, numa_node)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
         if quotas and not writes:
@@ -285,7 +284,6 @@ class Openable(Closable):
         n_writers: int = 1,
         max_object_size: int | None = None,
         max_objects: int | None = None,
-        eviction: Literal["clock", "fifo"] = "clock",
         prefault: bool = False,
         huge_pages: bool = False,
         numa_node: int | None = None,
@@ -326,7 +324,7 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         check_flags(keep=keep)
-        options = store_options(sizes, n_readers, groups, n_writers, eviction, flags, numa_node)
+        options = store_options(sizes, n_readers, groups, n_writers, flags, numa_node)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)
         access = checked_access(mode, gid)

@@ -145,8 +145,8 @@ TEST(a_successor_counts_again_and_keeps_names_and_quotas) {
 /* ---- quotas ---- */
 
 /* Fills the store: `n` images, and 4 encoder outputs, which are the whole quota. All objects have `size` bytes. */
-static void at_the_quota(uint32_t flags, uint64_t n, uint64_t size) {
-    begin((n + 4) * size, 256, flags);
+static void at_the_quota(uint64_t n, uint64_t size) {
+    begin((n + 4) * size, 256, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 4 * size));
     for (uint64_t i = 0; i < n + 4; i++)
         put_free(i, size, i < n ? image : encoder);
@@ -154,8 +154,8 @@ static void at_the_quota(uint32_t flags, uint64_t n, uint64_t size) {
     has(encoder, 4 * size, 4);
 }
 
-static void a_kind_at_its_quota_takes_the_places_of_its_own(uint32_t flags, uint64_t size) {
-    at_the_quota(flags, 12, size);
+static void a_kind_at_its_quota_takes_the_places_of_its_own(uint64_t size) {
+    at_the_quota(12, size);
     for (uint64_t i = 16; i < 100; i++) {
         put_free(i, size, encoder);
         has(encoder, 4 * size, 4);
@@ -167,19 +167,18 @@ static void a_kind_at_its_quota_takes_the_places_of_its_own(uint32_t flags, uint
     end();
 }
 
-static void what_was_used_has_a_second_chance(uint32_t flags) {
-    at_the_quota(flags, 12, 4 * KIB);
-    bool fifo = flags & SHMS_FIFO;
+TEST(what_was_used_has_a_second_chance) {
+    at_the_quota(12, 4 * KIB);
     CHECK_EQ(1, touch(12));
     CHECK_EQ(1, touch(13));
     put_free(16, 4 * KIB, encoder);
-    CHECK_EQ(!fifo, there(12));
+    CHECK_EQ(1, there(12));
     CHECK_EQ(1, there(13));
-    CHECK_EQ(fifo, there(14));
+    CHECK_EQ(0, there(14));
     put_free(17, 4 * KIB, encoder);
-    CHECK_EQ(!fifo, there(13));
+    CHECK_EQ(1, there(13));
     put_free(18, 4 * KIB, encoder); /* 16 is younger than 12, whose chance is over */
-    CHECK_EQ(0, there(12) && !fifo);
+    CHECK_EQ(0, there(12));
     CHECK_EQ(1, there(16));
     for (uint64_t i = 13; i < 19; i++) /* all of them used: the second lap takes one */
         touch(i);
@@ -191,7 +190,7 @@ static void what_was_used_has_a_second_chance(uint32_t flags) {
 
 TEST(a_search_surveys_again_what_has_lost_its_second_chance) {
     int64_t budget = INT64_MAX;
-    at_the_quota(0, 12, 64 * KIB);
+    at_the_quota(12, 64 * KIB);
     CHECK_EQ(1, touch(12));
     CHECK(shms_zones_survey(&w->zones, &budget));
     put_free(16, 64 * KIB, encoder); /* passes 12, takes 13 */
@@ -371,7 +370,7 @@ TEST(nothing_goes_for_a_put_that_finds_no_place) {
 
 /* Several victims make one place: then no other kind loses an object. */
 TEST(neighbours_that_go_make_one_place) {
-    at_the_quota(0, 12, 64 * KIB);
+    at_the_quota(12, 64 * KIB);
     put_free(20, 128 * KIB, encoder);
     has(encoder, 256 * KIB, 3);
     has(image, 12 * 64 * KIB, 12);
@@ -382,7 +381,7 @@ TEST(neighbours_that_go_make_one_place) {
 }
 
 TEST(a_quota_may_change) {
-    at_the_quota(0, 12, 4 * KIB);
+    at_the_quota(12, 4 * KIB);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
     has(encoder, 16 * KIB, 4); /* until the next put */
     put_free(20, 4 * KIB, encoder);
@@ -457,12 +456,12 @@ TEST(others_may_delete_and_use_what_is_chosen) {
 
 /* ---- at random ---- */
 
-static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t flags) {
+static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed) {
     enum { KEYS = 400 };
     static uint8_t refs[KEYS][SHMS_REF_SIZE];
     bool held[KEYS] = {0};
     uint64_t refused = 0, quotas[] = {0, 0, 200 * KIB, 100 * KIB};
-    begin(1000 * KIB, 512, flags);
+    begin(1000 * KIB, 512, 0);
     uint32_t third = (uint32_t)shms_writer_kind(w, "third", 5);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, quotas[encoder]));
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, third, quotas[third]));
@@ -498,11 +497,8 @@ static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t f
 }
 
 TEST(each_in_all_its_cases) {
-    for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
-        a_kind_at_its_quota_takes_the_places_of_its_own(flags, 128);
-        a_kind_at_its_quota_takes_the_places_of_its_own(flags, 64 * KIB);
-        what_was_used_has_a_second_chance(flags);
-        for (uint64_t seed = 1; seed < 4; seed++)
-            no_kind_exceeds_its_quota_whatever_is_done(seed, flags);
-    }
+    a_kind_at_its_quota_takes_the_places_of_its_own(128);
+    a_kind_at_its_quota_takes_the_places_of_its_own(64 * KIB);
+    for (uint64_t seed = 1; seed < 4; seed++)
+        no_kind_exceeds_its_quota_whatever_is_done(seed);
 }

@@ -16,7 +16,7 @@
 
 enum { SIZE = 64 };
 
-static const shms_options asked = {.capacity = 5000, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO};
+static const shms_options asked = {.capacity = 5000, .n_readers = 2, .max_objects = 8};
 
 static shms_writer *leave(const char *name, const shms_options *options) {
     shms_writer *w;
@@ -27,13 +27,12 @@ static shms_writer *leave(const char *name, const shms_options *options) {
 
 TEST(a_store_of_other_options_stays_as_it_was) {
     static const shms_options others[] = {
-        {.capacity = 5057, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO},
-        {.capacity = 5000, .n_readers = 1, .max_objects = 8, .flags = SHMS_FIFO},
-        {.capacity = 5000, .n_readers = 2, .max_objects = 9, .flags = SHMS_FIFO},
-        {.capacity = 5000, .n_readers = 2, .max_objects = 8},
-        {.capacity = 5000, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO | SHMS_CHECKSUMS},
-        {.capacity = 5000, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO, .max_object_size = 5000},
-        {.capacity = 0, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO},
+        {.capacity = 5057, .n_readers = 2, .max_objects = 8},
+        {.capacity = 5000, .n_readers = 1, .max_objects = 8},
+        {.capacity = 5000, .n_readers = 2, .max_objects = 9},
+        {.capacity = 5000, .n_readers = 2, .max_objects = 8, .flags = SHMS_CHECKSUMS},
+        {.capacity = 5000, .n_readers = 2, .max_objects = 8, .max_object_size = 5000},
+        {.capacity = 0, .n_readers = 2, .max_objects = 8},
     };
     const char *name = store_name("options");
     shms_writer *w = leave(name, &asked);

@@ -92,8 +92,8 @@ static void hold(uint32_t s, int who) {
         shms_ring_stale_slot(&ring, s); /* a release must mark its zones; a hold need not */
 }
 
-static void begin(bool fifo) {
-    shms_options o = {.capacity = CAPACITY, .n_readers = RANKS, .max_objects = N, .flags = fifo ? SHMS_FIFO : 0};
+static void begin(void) {
+    shms_options o = {.capacity = CAPACITY, .n_readers = RANKS, .max_objects = N};
     CHECK_EQ(SHMS_OK, shms_layout_compute(&layout, &o, 4096));
     CHECK_EQ(64, shms_n_zones(&layout));
     free(memory);
@@ -133,7 +133,7 @@ static void put(uint64_t *seed) {
         return;
     shms_place p = {.span = shms_span(size)};
     enum shms_area_name area = shms_ring_area(&ring, p.span);
-    enum shms_level level = ring.fifo ? SHMS_ANY : SHMS_UNUSED;
+    enum shms_level level = SHMS_UNUSED;
     const shms_area *a = &ring.areas[area];
     CHECK(area == SHMS_LARGE || p.span <= ring.small);
     bool near = shms_ring_near(&ring, area, level, 20, may_go, holder, &p);
@@ -206,8 +206,8 @@ static void zones_match_model(void) {
     }
 }
 
-static void every_search_finds_what_the_model_has(uint64_t seed, bool fifo) {
-    begin(fifo);
+static void every_search_finds_what_the_model_has(uint64_t seed) {
+    begin();
     for (int round = 0; round < ROUNDS / 8; round++) {
         uint32_t s = (uint32_t)below(&seed, N);
         bool there = slots[s].state != SHMS_FREE;
@@ -229,7 +229,7 @@ static void every_search_finds_what_the_model_has(uint64_t seed, bool fifo) {
         case 5:
             if (there) {
                 shms_ring_use(&ring, s);
-                CHECK_EQ(!fifo, shms_ring_is_used(&ring, s));
+                CHECK(shms_ring_is_used(&ring, s));
             }
             break;
         case 6:
@@ -253,7 +253,7 @@ static void every_search_finds_what_the_model_has(uint64_t seed, bool fifo) {
 /* The ring knows of a gap that a hand has left. */
 TEST(no_gap_is_longer_than_the_ring_reports) {
     uint64_t seed = 3;
-    begin(false);
+    begin();
     for (int round = 0; round < 4000; round++) {
         uint32_t s = (uint32_t)below(&seed, N);
         if (slots[s].state != SHMS_FREE && below(&seed, 4) == 0)
@@ -286,7 +286,7 @@ static void insert_at_hand(uint32_t s, uint64_t size) {
 }
 
 TEST(an_object_out_of_bounds_or_within_another_is_found) {
-    begin(false);
+    begin();
     for (uint32_t s = 0; s < 3; s++)
         insert_at_hand(s, CAPACITY / 4);
     slots[2].offset++;
@@ -301,7 +301,7 @@ TEST(an_object_out_of_bounds_or_within_another_is_found) {
 }
 
 TEST(a_used_object_outlives_an_unused_one_once) {
-    begin(false);
+    begin();
     for (uint32_t s = 0; s < 4; s++)
         insert_at_hand(s, CAPACITY / 4);
     shms_ring_use(&ring, 0);
@@ -313,7 +313,7 @@ TEST(a_used_object_outlives_an_unused_one_once) {
 
 /* A hand that passes whole zones ends the second chance of all their objects, without visiting any. */
 TEST(a_hand_that_passes_a_zone_ends_its_second_chances) {
-    begin(false);
+    begin();
     for (uint32_t s = 0; s < 256; s++)
         insert_at_hand(s, CAPACITY / 256);
     for (int lap = 0; lap < 300; lap++) {
@@ -332,7 +332,7 @@ TEST(a_hand_that_passes_a_zone_ends_its_second_chances) {
 /* A use marks every zone of the object, and so does the hand that passes it. */
 TEST(a_use_marks_all_zones_of_an_object) {
     uint64_t at;
-    begin(false);
+    begin();
     insert_at_hand(0, CAPACITY / 4);
     for (uint32_t s = 1; s < 97; s++) {
         insert_at_hand(s, CAPACITY / 128);
@@ -350,7 +350,7 @@ TEST(a_use_marks_all_zones_of_an_object) {
 /* If everything is surveyed, a search visits only zones that have become stale. */
 TEST(a_search_surveys_only_zones_with_releases) {
     uint64_t at;
-    begin(false);
+    begin();
     for (uint32_t s = 0; s < 256; s++) {
         insert_at_hand(s, CAPACITY / 256);
         holder[s] = 0;
@@ -370,7 +370,7 @@ TEST(a_search_surveys_only_zones_with_releases) {
 /* A rank that pins an object marks no zone. */
 TEST(a_search_surveys_again_only_zones_that_remember_too_much_one_for_each_turn) {
     uint64_t at, seen;
-    begin(false);
+    begin();
     for (uint32_t s = 0; s < 256; s++) {
         insert_at_hand(s, CAPACITY / 256);
         holder[s] = 0;
@@ -396,7 +396,7 @@ TEST(a_search_surveys_again_only_zones_that_remember_too_much_one_for_each_turn)
 
 TEST(each_in_all_its_cases) {
     for (uint64_t seed = 1; seed <= 16; seed++)
-        every_search_finds_what_the_model_has(seed, seed % 2);
+        every_search_finds_what_the_model_has(seed);
     for (int i = 0; i < 6; i++)
         CHECK(answers[i] > 50 / EACH); /* every kind of answer occurred often */
     free(memory);

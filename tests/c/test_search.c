@@ -7,9 +7,8 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
-    open_store("search",
-               (shms_options){.capacity = capacity, .n_readers = 1, .max_objects = max_objects, .flags = flags}, 1);
+static void begin(uint64_t capacity, uint32_t max_objects) {
+    open_store("search", (shms_options){.capacity = capacity, .n_readers = 1, .max_objects = max_objects}, 1);
 }
 
 /* Puts an object whose bytes are not written: only its place matters. */
@@ -28,9 +27,9 @@ static void put_and_release(const char *prefix, uint64_t i, uint64_t size) {
 /* ---- where objects are placed ---- */
 
 /* Puts `n` small objects, each held from its put on, among large ones that are not held; then a larger one. */
-static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t large, uint32_t flags) {
+static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t large) {
     uint64_t capacity = 64 * MIB;
-    begin(capacity, 4096, flags);
+    begin(capacity, 4096);
     for (uint32_t i = 0; i < n; i++) {
         CHECK_EQ(SHMS_OK, put_sized("small", i, 1024));
         for (uint64_t bytes = 0; bytes < 2 * capacity / n; bytes += MIB)
@@ -46,7 +45,7 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
 
 TEST(a_store_of_small_objects_alone_is_filled_with_them) {
     uint64_t n = 0;
-    begin(4 * MIB, 65536, 0);
+    begin(4 * MIB, 65536);
     while (w->seg.writer->counters[SHMS_C(evictions)] == 0) {
         CHECK(w->ring.small >= 64 + 256);
         put_and_release("k", n++, 256);
@@ -63,7 +62,7 @@ TEST(a_store_of_small_objects_alone_is_filled_with_them) {
 }
 
 TEST(an_object_as_large_as_the_store_replaces_small_ones) {
-    begin(4 * MIB, 4096, 0);
+    begin(4 * MIB, 4096);
     for (uint64_t round = 0; round < 3; round++) {
         for (uint64_t i = 0; i < 500; i++)
             put_and_release("small", round * 1000 + i, 200);
@@ -74,22 +73,20 @@ TEST(an_object_as_large_as_the_store_replaces_small_ones) {
 }
 
 TEST(a_gap_away_from_the_hands_is_filled_before_an_eviction) {
-    for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
-        begin(4 * MIB, 64, flags);
-        for (uint64_t i = 0; i < 9; i++) /* the last one takes the place of the first */
-            put_and_release("k", i, MIB / 2 - 64);
-        CHECK_EQ(1, shms_writer_delete(w, "k5", 2));
-        put_and_release("new", 0, MIB / 2 - 64);
-        CHECK_EQ(flags != SHMS_FIFO, shms_writer_has(w, "k1", 2)); /* its turn in the order of insertion has come */
-        put_and_release("new", 1, MIB / 2 - 64);
-        CHECK_EQ(0, shms_writer_has(w, "k1", 2));
-        end();
-    }
+    begin(4 * MIB, 64);
+    for (uint64_t i = 0; i < 9; i++) /* the last one takes the place of the first */
+        put_and_release("k", i, MIB / 2 - 64);
+    CHECK_EQ(1, shms_writer_delete(w, "k5", 2));
+    put_and_release("new", 0, MIB / 2 - 64);
+    CHECK_EQ(1, shms_writer_has(w, "k1", 2));
+    put_and_release("new", 1, MIB / 2 - 64);
+    CHECK_EQ(0, shms_writer_has(w, "k1", 2));
+    end();
 }
 
 /* The hand has gone round once. Half a megabyte is free, right at the hand or behind the next object. */
 static void small_objects_fill_a_large_gap_before_an_eviction(bool at_hand) {
-    begin(4 * MIB, 8192, 0);
+    begin(4 * MIB, 8192);
     put_and_release("small", 0, 900);
     for (uint64_t i = 0; i < 9; i++) /* eight leave no gap; the last one takes the place of k0 */
         put_and_release("k", i, w->ring.areas[SHMS_LARGE].to / 8 - 64);
@@ -106,7 +103,7 @@ static void small_objects_fill_a_large_gap_before_an_eviction(bool at_hand) {
 
 /* A hundred held ones there would cost large objects as many places. */
 TEST(small_objects_take_no_small_gap_among_large_ones) {
-    begin(4 * MIB, 8192, 0);
+    begin(4 * MIB, 8192);
     put_and_release("small", 0, 900);
     uint64_t to = w->ring.areas[SHMS_LARGE].to;
     for (uint64_t i = 0; i < 9; i++) /* eight leave a gap at the end, which the hand has passed with the ninth */
@@ -118,10 +115,10 @@ TEST(small_objects_take_no_small_gap_among_large_ones) {
 }
 
 /* However many held objects the hand passes, the oldest unheld object goes. */
-static void the_hand_passes_many_held_objects(uint32_t flags) {
+TEST(the_hand_passes_many_held_objects) {
     for (uint64_t held = 0; held <= 200; held += 100) {
         uint64_t n = 4000;
-        begin(4 * MIB, 4096, flags);
+        begin(4 * MIB, 4096);
         for (uint64_t i = 0; i < held; i++)
             CHECK_EQ(SHMS_OK, put_sized("held", i, 2000));
         for (uint64_t i = 0; i < n; i++)
@@ -136,7 +133,7 @@ static void the_hand_passes_many_held_objects(uint32_t flags) {
  * object that was not used is right behind it. */
 static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objects, uint64_t size) {
     uint64_t last = 0, puts = 0;
-    begin(capacity, max_objects, 0);
+    begin(capacity, max_objects);
     for (; w->seg.writer->counters[SHMS_C(evictions)] < 2; last++)
         put_and_release("old", last, size);
     for (uint64_t i = 0; i + 1 < last; i++) {
@@ -151,7 +148,7 @@ static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objec
 }
 
 TEST(what_is_protected_after_a_survey_stays) {
-    begin(4 * MIB, 4096, 0);
+    begin(4 * MIB, 4096);
     put_and_release("k", 0, 4000);
     uint64_t each = shms_get(&w->seg.writer->used_bytes), *counters = (uint64_t *)w->seg.writer->counters;
     for (uint64_t i = 1; i < 1020; i++)
@@ -169,7 +166,7 @@ TEST(what_is_protected_after_a_survey_stays) {
 }
 
 TEST(the_first_small_object_takes_its_area_from_a_hand_that_is_in_it) {
-    begin(4 * MIB, 65536, 0);
+    begin(4 * MIB, 65536);
     for (uint64_t i = 0; i < 4; i++)
         put_and_release("large", i, MIB - 2000); /* the last 1/128 is the area */
     put_and_release("small", 0, 100);
@@ -179,7 +176,7 @@ TEST(the_first_small_object_takes_its_area_from_a_hand_that_is_in_it) {
 
 TEST(small_objects_fill_an_empty_store_whatever_was_in_it) {
     shms_ticket t;
-    begin(4 * MIB, 65536, 0);
+    begin(4 * MIB, 65536);
     put_and_release("small", 0, 100);
     CHECK_EQ(SHMS_OK, verb_begin(w, "all", 3, NULL, 0, 4 * MIB - 64, &t));
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));
@@ -229,7 +226,7 @@ static void evicting_lasts_only_for_its_stores(const char *label) {
 }
 
 TEST(nothing_but_states_changes_between_w2_and_w4) {
-    begin(MIB, 8192, 0);
+    begin(MIB, 8192);
     for (uint64_t i = 0; i < 5000; i++)
         put_and_release("k", i, 64);
     seen_objects = (uint32_t)w->seg.writer->objects;
@@ -256,7 +253,7 @@ static void metadata_is_not_copied_under_the_mutex(const char *label) {
 TEST(the_copy_of_metadata_does_not_hold_the_mutex) {
     static char meta[300000];
     memset(meta, 'm', sizeof meta);
-    begin(MIB, 64, 0);
+    begin(MIB, 64);
     shms_step_hook = metadata_is_not_copied_under_the_mutex;
     CHECK_EQ(SHMS_OK, verb_put(w, "k", 1, meta, sizeof meta, 0, NULL, 0, ref));
     shms_step_hook = NULL;
@@ -268,7 +265,7 @@ TEST(the_copy_of_metadata_does_not_hold_the_mutex) {
 }
 
 TEST(a_search_yields_to_waiting_threads) {
-    begin(64 * MIB, 60000, 0);
+    begin(64 * MIB, 60000);
     for (uint64_t i = 0; i < 50000; i++)
         CHECK_EQ(SHMS_OK, put_sized("k", i, 1000));
     start_asking(w);
@@ -295,7 +292,7 @@ static void count_yields_of_an_eviction(const char *label) {
 }
 
 TEST(a_large_eviction_yields_to_waiting_threads) {
-    begin(MIB, 8192, 0);
+    begin(MIB, 8192);
     start_asking(w);
     for (uint64_t i = 0; i < 1000 && yields < 5; i++) {
         for (uint64_t k = 0; k < 5000; k++) {
@@ -321,7 +318,7 @@ static void count_looks(const char *label) { looks += !strcmp(label, "W1a"); }
 TEST(a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended) {
     uint8_t first[SHMS_REF_SIZE];
     uint64_t n = 0;
-    begin(MIB, 60000, 0);
+    begin(MIB, 60000);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     for (int rc; (rc = verb_hit(w, "k0", 2, ref)) != SHMS_ENOLEASE; n++) {
         CHECK_EQ(SHMS_OK, rc);
@@ -342,7 +339,7 @@ TEST(a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended) {
 
 TEST(a_sweep_does_not_end_a_held_lease) {
     uint8_t held[SHMS_REF_SIZE];
-    begin(1 << 14, 16, 0);
+    begin(1 << 14, 16);
     CHECK_EQ(SHMS_OK, put_sized("held", 0, 512));
     memcpy(held, ref, sizeof held);
     CHECK_EQ(1, verb_hold(w, held));
@@ -357,7 +354,7 @@ TEST(a_sweep_does_not_end_a_held_lease) {
 }
 
 TEST(entries_of_complete_leases_are_found_before_none_is_free) {
-    begin(MIB, 8192, 0);
+    begin(MIB, 8192);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     for (uint64_t i = 0; i < w->leases.n_entries - 100; i++)
         CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* never read */
@@ -371,7 +368,7 @@ TEST(entries_of_complete_leases_are_found_before_none_is_free) {
 /* What a zone remembers of an object that begins before it may be old. So the object is checked before it goes. */
 TEST(a_hand_out_after_the_survey_keeps_a_large_object) {
     uint8_t large[SHMS_REF_SIZE];
-    begin(MIB, 8192, 0);
+    begin(MIB, 8192);
     for (uint64_t i = 0; i < 100; i++)
         CHECK_EQ(SHMS_OK, put_sized("before", i, 4000));
     CHECK_EQ(SHMS_OK, put_sized("large", 0, 200000));
@@ -398,7 +395,7 @@ static void free_from(uint64_t at) {
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
 }
 static void begin_far_from_the_hand(uint64_t freed_at) {
-    begin(MIB, 8192, 0);
+    begin(MIB, 8192);
     CHECK_EQ(2 * HALF, w->ring.n_zones);
     for (uint64_t i = 0; i < HALF; i++)
         put_and_release("early", i, 4000);
@@ -456,7 +453,7 @@ TEST(a_slot_whose_object_was_pinned_after_the_survey_is_not_reclaimable) {
     enum { N = 200, ALONE = 150 }; /* far from the hand */
     uint8_t found[SHMS_REF_SIZE];
     shms_view *v[2];
-    begin(MIB, N, 0);
+    begin(MIB, N);
     for (uint64_t i = 0; i < N; i++) {
         CHECK_EQ(SHMS_OK, put_sized("k", i, 900));
         memcpy(refs[i], ref, sizeof ref);
@@ -521,7 +518,7 @@ TEST(a_process_that_dies_before_it_has_attached_holds_nothing) {
     enum { N = 128, PINNED = 100, GAP = 110 };
     uint8_t pinned[SHMS_REF_SIZE];
     const uint64_t size = 32768 - 64;
-    begin(N * UINT64_C(32768), 4096, 0);
+    begin(N * UINT64_C(32768), 4096);
     for (uint64_t i = 0; i < N; i++) {
         CHECK_EQ(SHMS_OK, put_sized("k", i, size));
         if (i == PINNED)
@@ -546,7 +543,7 @@ TEST(a_process_that_dies_before_it_has_attached_holds_nothing) {
 }
 
 TEST(leases_without_a_live_rank_do_not_exhaust_the_entries) {
-    begin(MIB, 64, 0);
+    begin(MIB, 64);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     shms_reader_close(readers[0]);
     dies(a_process(true));
@@ -611,7 +608,7 @@ static void close_meanwhile(const char *label) {
 TEST(a_close_waits_for_the_end_of_a_search) {
     uint8_t middle[SHMS_REF_SIZE];
     for (int round = 0; round < 5; round++) {
-        begin(MIB, 8192, 0);
+        begin(MIB, 8192);
         for (uint64_t i = 0; i < 7000; i++) {
             CHECK_EQ(SHMS_OK, put_sized("k", i, 64));
             if (i == 3500)
@@ -636,7 +633,7 @@ TEST(a_close_waits_for_the_end_of_a_search) {
 /* ---- what is not trusted, and what is not lost ---- */
 
 TEST(a_slot_number_in_the_lease_table_is_not_read_back) {
-    begin(65536, 64, 0);
+    begin(65536, 64);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     shms_ref unpacked;
     shms_ref_unpack(&unpacked, ref);
@@ -654,13 +651,9 @@ TEST(a_slot_number_in_the_lease_table_is_not_read_back) {
 }
 
 TEST(each_in_all_its_cases) {
-    for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
-        small_held_objects_do_not_keep_a_large_one_out(12, 16 * MIB, flags);
-        small_held_objects_do_not_keep_a_large_one_out(48, 4 * MIB, flags);
-        small_held_objects_do_not_keep_a_large_one_out(192, 2 * MIB, flags);
-    }
-    the_hand_passes_many_held_objects(0);
-    the_hand_passes_many_held_objects(SHMS_FIFO);
+    small_held_objects_do_not_keep_a_large_one_out(12, 16 * MIB);
+    small_held_objects_do_not_keep_a_large_one_out(48, 4 * MIB);
+    small_held_objects_do_not_keep_a_large_one_out(192, 2 * MIB);
     small_objects_fill_a_large_gap_before_an_eviction(true);
     small_objects_fill_a_large_gap_before_an_eviction(false);
     used_objects_leave_after_a_lap(4096, 64, 256);       /* one zone */

@@ -191,7 +191,7 @@ static void run(uint64_t of, uint64_t steps, int mode) {
     checksums = one_of(4) == 0;
     groups = 1 + (uint32_t)one_of(2);
     shms_options o = {.capacity = units * unit, .n_readers = RANKS, .max_objects = slots, .n_writers = WRITERS};
-    o.flags = (checksums ? SHMS_CHECKSUMS : 0) | (one_of(4) ? 0 : SHMS_FIFO);
+    o.flags = checksums ? SHMS_CHECKSUMS : 0;
     if (groups == 2)
         o.n_groups = 2, o.group_sizes[0] = 1, o.group_sizes[1] = RANKS - 1;
     shms_writer *w;

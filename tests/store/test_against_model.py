@@ -103,10 +103,9 @@ class Rank:
 class StoreMachine(RuleBasedStateMachine):
     @initialize(
         shape=st.sampled_from(SHAPES),
-        eviction=st.sampled_from(["clock", "fifo"]),
         present=st.sampled_from([{0, 1, 2, 3}, {0, 1}, {2}]),
     )
-    def start(self, shape: tuple[int, list[int], int, int], eviction: Any, present: set[int]) -> None:
+    def start(self, shape: tuple[int, list[int], int, int], present: set[int]) -> None:
         n_writers, self.groups, self.capacity, self.max_objects = shape
         self.name = store_name()
         self.writers: list[ObjectStoreWriter | None] = [
@@ -118,7 +117,6 @@ class StoreMachine(RuleBasedStateMachine):
                 n_writers=n_writers,
                 max_object_size=MAX_OBJECT_SIZE,
                 max_objects=self.max_objects,
-                eviction=eviction,
             )
         ]
         self.writers += [ObjectStoreWriter.join(self.name) for _ in range(n_writers - 1)]

@@ -16,18 +16,17 @@ from tests.support import Stores, crowd, random_tensor
 
 
 @pytest.mark.parametrize(
-    ("eviction", "use", "left"),
+    ("use", "left"),
     [
-        ("clock", ObjectStoreWriter.touch, ["k0", "k2", "k5", "k6", "k7"]),
-        ("clock", ObjectStoreWriter.get_cached, ["k0", "k2", "k5", "k6", "k7"]),
-        ("clock", ObjectStoreWriter.is_cached, ["k3", "k4", "k5", "k6", "k7"]),
-        ("fifo", ObjectStoreWriter.touch, ["k3", "k4", "k5", "k6", "k7"]),
+        (ObjectStoreWriter.touch, ["k0", "k2", "k5", "k6", "k7"]),
+        (ObjectStoreWriter.get_cached, ["k0", "k2", "k5", "k6", "k7"]),
+        (ObjectStoreWriter.is_cached, ["k3", "k4", "k5", "k6", "k7"]),
     ],
 )
-def test_a_use_gives_a_second_chance_to_clock_only_and_a_look_is_no_use(
-    stores: Stores, eviction: Any, use: Callable[[ObjectStoreWriter, str], Any], left: list[str]
+def test_a_use_gives_a_second_chance_and_a_look_is_no_use(
+    stores: Stores, use: Callable[[ObjectStoreWriter, str], Any], left: list[str]
 ) -> None:
-    writer = stores.create(8 * 1024, n_readers=1, eviction=eviction)
+    writer = stores.create(8 * 1024, n_readers=1)
     writer.retire(0)
     for i in range(8):
         writer.put(f"k{i}", random_tensor(i, 900))

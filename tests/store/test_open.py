@@ -94,7 +94,7 @@ def test_options_are_compared_as_rounded(stores: Stores, name: str) -> None:
     assert 1 == reopened(stores, name, capacity=64 * 1024 - 60).recovered
     stores.close()
     left(name)
-    assert 1 == reopened(stores, name, max_objects=256, max_object_size=64 * 1024, eviction="clock").recovered
+    assert 1 == reopened(stores, name, max_objects=256, max_object_size=64 * 1024).recovered
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,6 @@ def test_options_are_compared_as_rounded(stores: Stores, name: str) -> None:
         ("n_readers", 3, ("n_readers", "2", "3")),
         ("max_object_size", 4096, ("max_object_size", "65536", "4096")),
         ("max_objects", 7, ("max_objects", "256", "7")),
-        ("eviction", "fifo", ("eviction", "clock")),
         ("huge_pages", True, ("huge_pages", "False")),
         ("checksums", True, ("checksums", "False")),
         pytest.param("numa_node", 0, ("numa_node", "None", "0"), marks=needs_nodes),
@@ -131,7 +130,6 @@ ACCEPTED: dict[str, Any] = {
     "n_readers": 3,
     "max_object_size": 4096,
     "max_objects": 7,
-    "eviction": "fifo",
     "checksums": True,
     "n_writers": 2,
     "groups": [1, 1],
@@ -404,7 +402,7 @@ def test_an_empty_file_whose_creator_goes_on_is_not_removed(
     assert (finished, 1) == ([writer.handle], writer.recovered)
 
 
-@pytest.mark.parametrize("wrong", [{"on_mismatch": "keep"}, {"capacity": 0}, {"eviction": "lru"}, {"max_objects": -1}])
+@pytest.mark.parametrize("wrong", [{"on_mismatch": "keep"}, {"capacity": 0}, {"max_objects": -1}])
 def test_wrong_options_are_refused_before_anything_is_looked_at(name: str, wrong: dict[str, Any]) -> None:
     left(name)
     before = (SHM / name).read_bytes()
