@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "model" / "protocol.pml"
 ADOPTION = ROOT / "model" / "adoption.pml"
-UNMODELLED = {"D2", "D3", "F1", "F2", "F3"}
+UNMODELLED = {"D2", "D3"}
 LABEL = r"[A-Z]\d[a-z]?"
 
 

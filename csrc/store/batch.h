@@ -29,6 +29,7 @@ typedef struct shms_batch {
     int32_t keep;                /* 1: committed, or nothing to undo */
     int32_t unless_stored; /* 1: the next _put or _begin is refused for what another writer has stored, too */
     uint64_t until;              /* how long _put and _begin wait for room; see _put */
+    uint64_t waits_since;        /* private: when they began to, or 0 */
     uint8_t ref[SHMS_REF_SIZE]; /* of the last hand-out */
     shms_ticket ticket;          /* of the last _begin */
     shms_refusal refusal;        /* why the last call was refused */
@@ -40,8 +41,8 @@ typedef struct shms_batch {
 
 /* Stores and hands out: begin, copy and commit in one call. `extra` is for shms_writer_extra, and `kind` from
  * shms_writer_kind, or 0. `group` is as in shms_writer_assign_group. With `hold` only the writer ends the lease.
- * If b->until is not 0, this and _begin wait for room until then (nanoseconds of CLOCK_MONOTONIC), but for 50 ms at most,
- * or until a signal. A refusal that has left it is not the last word: make the same call again. */
+ * If b->until is not 0, this and _begin wait for room until then (nanoseconds of CLOCK_MONOTONIC), but for 50 ms at most.
+ * A refusal that has left it is not the last word: make the same call again. */
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                    uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
                    const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold);

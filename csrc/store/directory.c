@@ -26,6 +26,8 @@ void shms_forget_key(struct shms_writer *w, uint32_t slot, bool evicted) {
 void shms_protect_slot(struct shms_writer *w, uint32_t slot, bool on) {
     w->protected[slot] = on;
     shms_ring_stale_slot(&w->ring, slot);
+    if (!on)
+        shms_room_made(w);
 }
 
 static shms_kept *find_kept(const struct shms_writer *w, uint64_t hash) {

@@ -98,8 +98,7 @@ void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_leases_close(&w->leases, entry); /* counts the release of another's object */
     if (shms_is_own(&w->seg, slot))
         shms_ring_stale_slot(&w->ring, slot - w->leases.base);
-    else
-        w->room_told = 0; /* no room here, but an entry */
+    shms_room_made(w); /* at least for another lease */
 }
 
 /* 1: the object is here, and `ref` is what a writer packed. 0: it is gone. Or an error. */
@@ -176,6 +175,7 @@ int shms_writer_assign_group(shms_writer *w, const uint8_t *packed, uint32_t gro
         else
             shms_holds_count(&w->seg, ref.slot);
         w->to_sweep = w->leases.n_entries;
+        shms_room_made(w);
     }
     return shms_writer_leave(w, rc);
 }
@@ -236,6 +236,7 @@ int64_t shms_writer_cancel_all(shms_writer *w) {
             break;
     }
     shms_zones_stale_all(&w->zones);
+    shms_room_made(w);
     shms_writer_leave(w, SHMS_OK);
     return ended;
 }
@@ -257,8 +258,6 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
     /* after it; other writers, whose objects this one leases, poll it */
     shms_word *retirements = &w->seg.writer->retirements;
     atomic_store_explicit(retirements, shms_get(retirements) + 1, memory_order_release);
-    w->room_told = 0;
-    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
-        shms_room_made(&w->seg, o);
+    shms_room_made(w);
     return shms_writer_leave(w, SHMS_OK);
 }

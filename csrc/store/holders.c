@@ -271,5 +271,6 @@ bool shms_poll(struct shms_writer *w) {
     }
     /* orders the counts before the surveys; pairs with the release in count_release */
     atomic_thread_fence(memory_order_acquire);
+    w->released |= any;
     return any;
 }

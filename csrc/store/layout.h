@@ -58,7 +58,7 @@
 
 #include "core.h"
 
-#define SHMS_LAYOUT_VERSION 15u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 16u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_PAGE 4096u /* the smallest */
 #define SHMS_LARGEST_PAGE (UINT64_C(2) << 20)
@@ -140,10 +140,7 @@ typedef struct shms_writer_table {
     shms_word retired[SHMS_MAX_READERS];
     shms_kind kinds[SHMS_KINDS];
     shms_word drops; /* how many times this writer has dropped an object of another; after shms_holds.dropped */
-    /* F1, F3: odd while threads of this writer wait for room; pairs with shms_room_made. Like `drops` it changes rarely,
-     * and every reader reads it. */
-    shms_word room_wanted;
-    shms_word reserved[6]; /* other writers poll `drops`, so its cache line has nothing that changes often */
+    shms_word reserved[7]; /* other writers poll `drops`, so its cache line has nothing that changes often */
     shms_word tier[15]; /* shms_tier_figures; 0 until this process has a tier */
     shms_word cleared; /* shms_writer_clear_tier: its last moment, also of a predecessor */
     /* D2: where the objects dropped last are; number n is in cell n % SHMS_DROPS */

@@ -168,7 +168,6 @@ void shms_holds_count(const shms_segment *seg, uint32_t slot) {
         atomic_store_explicit(zone, shms_get(zone) + 1, memory_order_release);
     }
     atomic_store_explicit(total, shms_get(total) + 1, memory_order_release);
-    shms_room_made(seg, shms_arena_of(l, slot));
 }
 
 uint32_t shms_leases_next(shms_leases *l, uint32_t slot) {

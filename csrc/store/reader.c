@@ -147,14 +147,8 @@ static uint64_t offset_of(const struct shms_reader *r, uint32_t slot, const uint
 
 /* R3, for a reference whose tag was verified. */
 static int acknowledge(struct shms_reader *r, const shms_ref *ref) {
-    const shms_layout *l = &r->seg.layout;
-    int rc = shms_reader_table_ack(r->table, l, shms_segment_lease(&r->seg, ref->entry), ref->entry, ref->lease,
-                                   ref->slot, offset_of(r, ref->slot, r->seg.all_data + ref->address));
-    if (rc == 1)
-        shms_room_made(&r->seg, shms_arena_of(l, ref->slot));
-    if (rc == 1 && l->n_writers > 1) /* room for another lease */
-        shms_room_made(&r->seg, ref->entry / (uint32_t)l->max_leases);
-    return rc;
+    return shms_reader_table_ack(r->table, &r->seg.layout, shms_segment_lease(&r->seg, ref->entry), ref->entry,
+                                 ref->lease, ref->slot, offset_of(r, ref->slot, r->seg.all_data + ref->address));
 }
 
 /* Fills in the view of an object that this call has pinned. */
@@ -289,7 +283,6 @@ void shms_view_release(shms_view *v) {
     /* In a forked child, the view and its pin are the parent's. */
     if (!atomic_load_explicit(&r->seg.forked, memory_order_relaxed)) {
         shms_reader_table_unpin(r->table, &r->seg.layout, v->slot, offset_of(r, v->slot, (const uint8_t *)v->key));
-        shms_room_made(&r->seg, shms_arena_of(&r->seg.layout, v->slot));
         leave(r);
     }
     free(v);
@@ -388,11 +381,8 @@ int shms_reader_close(shms_reader *r) {
     if (atomic_load_explicit(&r->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
     atomic_fetch_add(&r->live, 1);
-    if (!atomic_exchange(&r->closed, 1)) { /* only once: later the rank may be another process's */
+    if (!atomic_exchange(&r->closed, 1)) /* only once: later the rank may be another process's */
         shms_reader_table_close(r->table, &r->seg.layout);
-        for (uint32_t w = 0; w < r->seg.layout.n_writers; w++)
-            shms_room_made(&r->seg, w);
-    }
     leave(r);
     return SHMS_OK;
 }

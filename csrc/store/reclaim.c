@@ -361,12 +361,13 @@ static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
     return SHMS_OK;
 }
 
-static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_placement *out) {
+static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool waits, shms_placement *out) {
     search f = {.place.span = span};
     shms_kind_choice choice;
     if (still_refused(w, span, kind)) {
-        shms_poll(w);
-        f.polled = true;
+        f.polled = !(waits && w->room_looks); /* else another thread polls for it */
+        if (f.polled)
+            shms_poll(w);
         if (still_refused(w, span, kind))
             return w->refusal.kind ? SHMS_EQUOTA : SHMS_EFULL;
     }
@@ -401,15 +402,15 @@ static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, shm
     return survey_and_refuse(w, SHMS_EFULL);
 }
 
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_placement *out) {
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool waits, shms_placement *out) {
     w->passing = false;
-    int rc = search_space(w, span, kind, out);
+    int rc = search_space(w, span, kind, waits, out);
     if (rc && w->passing) { /* it may be over by now, or as soon as that writer runs */
         pthread_mutex_unlock(&w->mutex);
         sched_yield();
         pthread_mutex_lock(&w->mutex);
         shms_reclaim_begin(w);
-        rc = search_space(w, span, kind, out);
+        rc = search_space(w, span, kind, waits, out);
     }
     return rc;
 }

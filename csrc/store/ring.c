@@ -289,9 +289,7 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
     shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
     r->used[slot] = zone->lap;
     zone->uses = true;
-    uint64_t before = r->changes;
     shms_ring_stale_slot(r, slot); /* a process that is handed the object also holds it */
-    r->by_uses += r->changes - before;
 }
 
 bool shms_ring_is_used(shms_ring *r, uint32_t slot) {

@@ -57,7 +57,6 @@ typedef struct shms_ring {
      * where a search for gaps in 4,096 zones takes 8. */
     uint64_t gap;
     uint64_t changes; /* how many times a zone has become stale, from 1 on */
-    uint64_t by_uses; /* how many of these were uses, which make no room */
     shms_area areas[SHMS_AREAS];
 } shms_ring;
 

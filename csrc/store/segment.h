@@ -143,14 +143,6 @@ static inline void *shms_segment_at(const shms_segment *seg, uint64_t offset, ui
 static inline shms_writer_table *shms_segment_writer(const shms_segment *seg, uint32_t arena) {
     return shms_segment_at(seg, seg->layout.writer_at, arena);
 }
-/* Wakes the threads of that arena's writer that wait for room, if there are any (room.c). Call it after the store that lets
- * go of something. */
-void shms_room_wake(shms_word *wanted);
-static inline void shms_room_made(const shms_segment *seg, uint32_t arena) {
-    shms_word *wanted = &shms_segment_writer(seg, arena)->room_wanted;
-    if (atomic_load_explicit(wanted, memory_order_relaxed)) /* pairs with F1 */
-        shms_room_wake(wanted);
-}
 /* The row of a writer: what it holds in all arenas. */
 static inline shms_holds *shms_segment_holds(const shms_segment *seg, uint32_t writer) {
     return shms_segment_at(seg, seg->layout.holds_at, writer);

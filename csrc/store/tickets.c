@@ -51,7 +51,7 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     if (leased && (entry = shms_reclaim_lease(w)) == SHMS_NONE)
         return SHMS_ENOLEASE;
     shms_placement place;
-    if ((rc = shms_reclaim_space(w, span, kind, &place))) {
+    if ((rc = shms_reclaim_space(w, span, kind, b->waits_since, &place))) {
         shms_leases_untake(&w->leases, entry);
         return rc;
     }
@@ -99,14 +99,14 @@ int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t ke
         return rc;
     rc = place(w, b, key, key_len, meta_len, extra_len, payload_size, kind, leased);
     if (shms_is_refusal(rc) && b->until) {
-        int again = shms_room_await(w, &b->until);
+        int again = shms_room_await(w, b);
         if (again < 0)
             return again;
         if (again)
             rc = place(w, b, key, key_len, meta_len, extra_len, payload_size, kind, leased);
     }
     if (!shms_is_refusal(rc))
-        b->until = b->unless_stored = 0;
+        b->until = b->waits_since = b->unless_stored = 0;
     shms_writer_refused(w, rc, b);
     if (shms_writer_leave_place(w, rc))
         return rc;
@@ -142,6 +142,7 @@ void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry) 
     shms_ring_remove(&w->ring, slot);
     w->free_slots[w->n_free_slots++] = slot;
     shms_leases_untake(&w->leases, entry);
+    shms_room_made(w);
     shms_writer_ticket_ended(w, entry);
 }
 
@@ -185,6 +186,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
         count_more_hits(w, t->slot);
     shms_writer_ticket_ended(w, t->entry);
     shms_ring_stale_slot(&w->ring, t->slot); /* a slot in WRITING may not go, but this one may */
+    shms_room_made(w);
     if (t->entry != SHMS_NONE) {
         shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, group, hold, b->ref);
         b->n_items--; /* the item of _begin, which is still the last one */

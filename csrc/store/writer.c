@@ -104,8 +104,6 @@ int shms_writer_enter(struct shms_writer *w) { return has_no_arena(w) ? SHMS_ENO
 int shms_writer_enter_to_place(struct shms_writer *w) { return has_no_arena(w) ? SHMS_ENOARENA : enter(w, true); }
 
 int shms_writer_leave(struct shms_writer *w, int rc) {
-    if (w->room_waits)
-        shms_room_tell(w);
     pthread_mutex_unlock(&w->mutex);
     return rc;
 }
@@ -222,7 +220,6 @@ static int build(struct shms_writer *w, bool keep_leases) {
     shms_set(&t->used_bytes, used);
     shms_set(&t->objects, count);
     shms_words_write(t->tier, &(shms_tier_figures){0}, sizeof(shms_tier_figures)); /* the tier was the predecessor's */
-    shms_set(&t->room_wanted, 0); /* its threads may have waited */
     shms_set(&t->pid, (uint64_t)getpid());
     /* after J1, J2 and V3: another writer that sees it sees their end; pairs with shms_poll */
     atomic_store_explicit(&t->epoch, shms_get(&t->epoch) + 1, memory_order_release);
@@ -292,6 +289,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         free(w);
         return rc;
     }
+    shms_room_init(w);
     pthread_mutex_init(&w->placing, NULL);
     pthread_mutex_init(&w->mutex, NULL);
     if (!options) { /* after V2, which readers may be waiting for, and B4, for which others may not wait */
@@ -331,8 +329,7 @@ static int end(struct shms_writer *w, int unlinks, bool stays) {
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
-    if (w->room_waits)
-        shms_room_close(w);
+    shms_room_made(w);
     if (stays && !has_no_arena(w))
         stay(w, SHMS_BEYOND_DEATH);
     /* under the lock, so no successor has it yet */
@@ -473,7 +470,8 @@ int shms_writer_quota(shms_writer *w, uint32_t number, uint64_t quota) {
     } else {
         shms_word *word = &w->kinds.table[number].quota;
         uint64_t before = shms_get(word);
-        w->refused_at = w->room_told = 0;
+        w->refused_at = 0;
+        shms_room_made(w);
         shms_set(word, quota);
         if ((rc = shms_kinds_build(&w->kinds, (uint32_t)w->seg.layout.max_objects, &w->heap_bytes)))
             shms_set(word, before);

@@ -76,9 +76,10 @@ struct shms_writer {
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
     uint64_t refused_at; /* ring.changes as of the search that led to it */
-    uint32_t room_waits; /* threads that wait for room; see room.c */
-    uint64_t room_told; /* ring.changes without uses, as they know it; 0: they are told when the mutex is released */
-    uint64_t room_looked; /* when a put that waits found no room last; CLOCK_MONOTONIC */
+    pthread_cond_t room; /* threads that wait for room; see room.c */
+    uint32_t room_waits; /* how many */
+    bool room_looks; /* one of them looks for all */
+    bool released; /* a poll has found a change, of which they have not been told */
     shms_ghosts ghosts;
     uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */
     uint32_t n_random;
@@ -114,8 +115,9 @@ bool shms_poll(struct shms_writer *w);
 
 /* Makes room for `span` bytes of a kind and a slot. SHMS_EFULL, SHMS_EQUOTA and SHMS_ENOSLOT change
  * nothing, except that objects of the kind may have gone for a place that another holds by now. `placing` is held, too.
+ * `waits`: the put has been refused, and waits for room.
  * Other threads may have had the mutex in the meantime. */
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_placement *out);
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool waits, shms_placement *out);
 /* Takes a lease entry, or returns SHMS_NONE; then other threads may have had the mutex. */
 uint32_t shms_reclaim_lease(struct shms_writer *w);
 /* Closes some of the leases that are complete, if few entries are free; for after each hand-out. */
@@ -137,14 +139,16 @@ bool shms_reclaim_yield(struct shms_writer *w);
 
 /* ---- room.c; the mutex is held ---- */
 
-/* Waits for room after a refusal, until *until (CLOCK_MONOTONIC), but for 50 ms at most, or until a signal. `placing` is
- * held, too; it and the mutex are released meanwhile. 1: try again. 0: the time is over, and *until = 0. SHMS_ECLOSED:
- * neither is held. */
-int shms_room_await(struct shms_writer *w, uint64_t *until);
-/* Wakes other threads that wait, if the books have changed; for when the mutex is released. */
-void shms_room_tell(struct shms_writer *w);
-/* Wakes those of a writer that has been closed, and still has its lock. */
-void shms_room_close(struct shms_writer *w);
+void shms_room_init(struct shms_writer *w);
+/* Waits for room after a refusal, until b->until (CLOCK_MONOTONIC), but for 50 ms at most. `placing` is held, too; it and
+ * the mutex are released meanwhile. 1: something was released, so try again. 0: nothing was; once the time is over,
+ * b->until = 0. SHMS_ECLOSED: neither is held. */
+int shms_room_await(struct shms_writer *w, shms_batch *b);
+/* Wakes the threads that wait. Call it after this process has let go of something that kept them out. */
+static inline void shms_room_made(struct shms_writer *w) {
+    if (w->room_waits)
+        pthread_cond_broadcast(&w->room);
+}
 
 /* ---- tickets.c ---- */
 

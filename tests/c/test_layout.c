@@ -116,7 +116,7 @@ TEST(every_word_is_where_it_was) {
 #define W(field) offsetof(shms_writer_table, field)
     WORDS(0, W(pid), W(epoch), W(next_id), W(next_lease), W(hand), W(used_bytes), W(objects), W(open_leases),
           W(published), W(small_hand), W(stays), W(adopting), W(releases), W(retirements), W(more));
-    CHECK(W(counters) == 128 && W(retired) == 320 && W(kinds) == 2368 && W(drops) == 3136 && W(room_wanted) == 3144 &&
+    CHECK(W(counters) == 128 && W(retired) == 320 && W(kinds) == 2368 && W(drops) == 3136 && W(reserved) == 3144 &&
           W(tier) == 3200);
     CHECK(W(cleared) == 3320 && W(dropped_at) == 3328);
 #define K(field) offsetof(shms_kind, field)

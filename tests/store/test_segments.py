@@ -345,7 +345,7 @@ GEOMETRY = [
 # Fields that can be any number: only people read them, or recover computes them again.
 FREE_FIELDS = [
     *("pid", "used_bytes", "objects", "open_leases", "hand", "small_hand", "stays", "adopting", "releases"),
-    *("retirements", "drops", "room_wanted", "more", "tier", "cleared", "reserved", "epoch", "counters"),
+    *("retirements", "drops", "more", "tier", "cleared", "reserved", "epoch", "counters"),
 ]
 # Some of their values contradict what is stored; the others can be any.
 OTHER_FIELDS = [

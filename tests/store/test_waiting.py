@@ -2,14 +2,11 @@
 
 import dataclasses
 import math
-import multiprocessing
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -21,27 +18,14 @@ from shmstore import (
     StoreFullError,
     StoreHandle,
 )
-from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, alive, raises, random_tensor, span_of, state
+from tests.support import Child, Signal, Stores, alive, raises, random_tensor, span_of, state
 
 CAPACITY = 64 * 1024
 ALL = random_tensor(0, CAPACITY - 1024)
 LONG = 60.0
 """Seconds that a test may need on a busy machine, but never needs."""
-LOOK = 0.05
-"""A put that waits looks again after this time, also if nobody has woken it."""
-
-
-def waits(name: str) -> bool:
-    """Say whether a thread of the store's writer waits for room."""
-    with open(SHM / name, "rb") as file:
-        file.seek(FIELDS["room_wanted"])
-        return any(file.read(8))
-
-
-def until_waiting(name: str) -> None:
-    while not waits(name):
-        time.sleep(1e-4)
+CALL = 0.05
+"""A put that waits returns from C after this time, for the sake of signals."""
 
 
 def put(writer: ObjectStoreWriter, key: str, **options: Any) -> None:
@@ -62,38 +46,11 @@ def reserve(writer: ObjectStoreWriter, key: str, **options: Any) -> None:
 WAYS = pytest.mark.parametrize("way", [put, reserve])
 
 
-class Thread(threading.Thread):
-    """A thread whose `join` returns what its function returned, or raises what it raised."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        super().__init__()
-        self._function = function
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._result = self._function()
-        except BaseException as error:
-            self._error = error
-
-    def join(self, timeout: float | None = None) -> Any:
-        super().join(timeout)
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 @contextmanager
-def meanwhile(name: str, function: Callable[[], Any]) -> Iterator[None]:
-    """Run the block, and the function in another thread as soon as the block waits for room."""
-
-    def later() -> None:
-        until_waiting(name)
-        function()
-
-    other = Thread(later)
+def meanwhile(function: Callable[[], Any]) -> Iterator[None]:
+    """Run the block, and the function in another thread when the block has waited for some calls."""
+    other = threading.Timer(4 * CALL, function)
+    other.start()
     try:
         yield
     finally:
@@ -103,45 +60,23 @@ def meanwhile(name: str, function: Callable[[], Any]) -> Iterator[None]:
 # ---- readers in other processes
 
 
-def let_go_when_wanted(handle: StoreHandle, by_view: bool, pipe: Connection) -> None:
-    """Take each reference that comes, let go of it when the writer waits for room, and say at which moment."""
+def let_go_later(handle: StoreHandle, packed: bytes, by_view: bool, ready: Signal) -> None:
     with ObjectStoreReader.attach(handle) as reader:
-        while (packed := pipe.recv()) is not None:
-            ref = ObjectRef.from_bytes(packed)
-            held = reader.get(ref) if by_view else None
-            pipe.send("ready")
-            until_waiting(handle.name)
-            time.sleep(LOOK / 10)  # the writer sleeps by now
-            moment = time.monotonic()
-            if held is None:
-                reader.release(ref)
-            del held
-            pipe.send(moment)
+        held = reader.get(ObjectRef.from_bytes(packed)) if by_view else None
+        ready.send()
+        time.sleep(2 * CALL)
+        if held is None:
+            reader.release(ObjectRef.from_bytes(packed))
 
 
 @WAYS
 @pytest.mark.parametrize("by_view", [False, True])
-def test_a_reader_in_another_process_that_lets_go_wakes_the_put(
+def test_a_reader_in_another_process_that_lets_go_ends_the_wait(
     stores: Stores, way: Callable[..., None], by_view: bool
 ) -> None:
     writer = stores.create(CAPACITY)
-    ours, theirs = multiprocessing.Pipe()
-    child = Child(let_go_when_wanted, writer.handle, by_view, theirs)
-    late = []
-    try:
-        for i in range(9):
-            ours.send(writer.put(f"held{i}", ALL).to_bytes())
-            assert ours.recv() == "ready"
-            way(writer, f"new{i}", timeout=LONG)
-            late.append(time.monotonic() - ours.recv())
-            writer.cancel_all()
-        ours.send(None)
-        child.join()
-    finally:
-        child.kill()
-        ours.close()
-        theirs.close()
-    assert statistics.median(late) < LOOK / 2
+    with alive(let_go_later, writer.handle, writer.put("held", ALL).to_bytes(), by_view):
+        way(writer, "new", timeout=LONG)
     assert 0 == writer.stats().refusals
 
 
@@ -169,13 +104,12 @@ def test_a_reader_that_is_stopped_does_not_stop_the_clock(
     child.signal(signal.SIGSTOP)
     before = seen(writer)
     start = time.monotonic()
-    with raises(StoreFullError, ["rank 0", str(span_of("held", ALL)), f"{4 * LOOK:g} seconds"]) as caught:
-        way(writer, "new", timeout=4 * LOOK)
-    assert 4 * LOOK <= time.monotonic() - start < LONG
+    with raises(StoreFullError, ["rank 0", str(span_of("held", ALL)), f"{4 * CALL:g} seconds"]) as caught:
+        way(writer, "new", timeout=4 * CALL)
+    assert 4 * CALL <= time.monotonic() - start < LONG
     assert {0: span_of("held", ALL)} == caught.value.held_bytes_by_rank
     assert before == (seen(writer)[0], dataclasses.replace(seen(writer)[1], refusals=0))
     assert 1 == writer.stats().refusals
-    assert not waits(writer.name)
     writer.check_valid()
 
 
@@ -191,12 +125,11 @@ def test_an_interrupt_ends_the_wait_and_leaves_nothing(
     start = time.monotonic()
     with (
         pytest.raises(KeyboardInterrupt),
-        meanwhile(writer.name, lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)),
+        meanwhile(lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)),
     ):
         way(writer, "new", timeout=math.inf)
     assert time.monotonic() - start < LONG
     assert before == seen(writer)
-    assert not waits(writer.name)
     child.kill()
     way(writer, "new")
     writer.check_valid()
@@ -209,7 +142,7 @@ def test_an_interrupt_ends_the_wait_and_leaves_nothing(
 def test_a_put_after_one_that_waited_does_not_wait(stores: Stores, way: Callable[..., None]) -> None:
     writer = stores.create(CAPACITY)
     held = writer.put("held", ALL)
-    with meanwhile(writer.name, lambda: writer.cancel(held)):
+    with meanwhile(lambda: writer.cancel(held)):
         writer.put("new", ALL, timeout=LONG)
     start = time.monotonic()
     with pytest.raises(StoreFullError, match=r"^(?!.*seconds)"):
