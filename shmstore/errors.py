@@ -207,7 +207,7 @@ class SharedMemoryError(ShmStoreError, OSError):
     """The system does not let this process use shared memory; `errno` is its error number, and the message says why.
 
     A folder may be missing, or on a file system that lacks what a store needs; a permission or a limit may forbid it;
-    there may be no such NUMA node, or no room to map a private value.
+    there may be no room to map a private value.
     """
 
     default_message = "shared memory cannot be used here"

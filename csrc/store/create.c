@@ -60,9 +60,7 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
         return fd;
     rc = shms_segment_map(seg, fd, SHMS_ROLE_WRITER);
     close(fd);
-    uint64_t node = l->flags >> SHMS_NODE_SHIFT;
-    if (rc || (node && (rc = shms_prefer_node(seg->all_data, seg->data_size, node - 1))) ||
-        (rc = shms_file_reserve(seg->fd, l->data_at, data)) || (rc = shms_file_reserve(seg->fd, 0, control_end)))
+    if (rc || (rc = shms_file_reserve(seg->fd, l->data_at, data)) || (rc = shms_file_reserve(seg->fd, 0, control_end)))
         return rc;
     /* all arenas, until it is published */
     if (mprotect(seg->control, l->readers_at, PROT_READ | PROT_WRITE) ||

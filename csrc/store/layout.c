@@ -15,8 +15,7 @@
 
 #include "index.h"
 
-#define NODE_MASK (UINT32_MAX << SHMS_NODE_SHIFT)
-#define FIXED_FLAGS (SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS | NODE_MASK)
+#define FIXED_FLAGS (SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS)
 #define CALL_FLAGS (SHMS_EPHEMERAL | SHMS_OUTLIVES | SHMS_OWNS | SHMS_MEMFD) /* not of the geometry */
 #define MIN_LEASES 64
 #define SMALL_STORE 1024 /* objects; the tables of a smaller store are small in any case */
@@ -74,7 +73,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     if (!options || options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
         options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
         options->n_writers > SHMS_MAX_WRITERS || (options->flags & ~(uint32_t)(FIXED_FLAGS | CALL_FLAGS)) ||
-        options->flags >> SHMS_NODE_SHIFT > SHMS_NODES || options->mode > 0777 || !shms_is_unused(options->reserved))
+        options->mode > 0777 || !shms_is_unused(options->reserved))
         return SHMS_EINVAL;
     shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags & FIXED_FLAGS};
     l.n_writers = options->n_writers ? options->n_writers : 1;

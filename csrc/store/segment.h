@@ -73,10 +73,6 @@ int shms_segment_publish(shms_segment *seg);
 /* Prefaults and requests huge pages, as the options say. For the holder of the writer's lock. */
 void shms_segment_warm(shms_segment *seg);
 
-/* Has the pages of a mapping allocated on a NUMA node from now on. A policy of a shared mapping in tmpfs is the file's: it
- * holds for all processes, until the file is gone. In numa.c. */
-int shms_prefer_node(void *at, uint64_t size, uint64_t node);
-
 /* Bytes of the tables, and of the arenas that have been taken, that are holes: in a sparse copy, or in a file that was
  * never a store. A load from a hole allocates memory, and if there is none, raises SIGBUS. */
 uint64_t shms_segment_lacks(const shms_segment *seg);

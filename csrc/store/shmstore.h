@@ -102,9 +102,6 @@ extern "C" {
 #define SHMS_OWNS 64 /* of _create: the handle has no arena; the store lives until it and all writers have ended */
 #define SHMS_MEMFD 128 /* of _create: memory without a name, sealed against another size; the path is a descriptor's */
 
-#define SHMS_NODE_SHIFT 16 /* bits 16 and up of the flags: 1 + the NUMA node that the data is to be on; 0: any */
-#define SHMS_NODES 1024 /* more than any kernel has */
-
 #define SHMS_AS_RECORDED -1 /* the name goes with the last writer, unless SHMS_OUTLIVES keeps it */
 #define SHMS_AS_IT_WAS -2 /* the name stays, and so does what is recorded of it */
 

@@ -30,17 +30,6 @@ _BATCH = 4096
 _MAX_FINDINGS = 1000
 
 
-def node_of(flags: int) -> int | None:
-    """Return the NUMA node that a store was created for; None if for none."""
-    node = flags >> lib.SHMS_NODE_SHIFT
-    return node - 1 if node else None
-
-
-def node_flag(node: int) -> int:
-    """Return the flag of a store that is created for that NUMA node."""
-    return (node + 1) << int(lib.SHMS_NODE_SHIFT)
-
-
 def _words(record: Any) -> Iterator[tuple[str, int]]:
     """Yield the fields of a C type, each with its number of words; of counters, their fields."""
     for name, field in record.fields:

@@ -49,7 +49,6 @@ MAX_GROUPS: int = lib.SHMS_MAX_GROUPS
 MAX_OBJECTS: int = lib.SHMS_MAX_OBJECTS
 MAX_CAPACITY: int = lib.SHMS_MAX_CAPACITY
 MAX_NAME: int = lib.SHMS_MAX_NAME
-MAX_NODE: int = lib.SHMS_NODES - 1
 MAX_KEY: int = lib.SHMS_MAX_KEY
 MAX_EXTRA: int = lib.SHMS_MAX_EXTRA
 ALIGN: int = lib.SHMS_ALIGN
@@ -89,27 +88,6 @@ def no_space(needed: "Options | int", folder: str, freed: int = 0, at: str | Non
         total=found.f_blocks * found.f_frsize,
         folder=folder,
         hint=hint,
-    )
-
-
-def check_node(node: int) -> None:
-    """Raise SharedMemoryError if this process may not have memory on that NUMA node."""
-    if not lib.shms_node_check(node):
-        return
-    number = ffi.errno
-    if number != errno.EINVAL:
-        raise errors.SharedMemoryError(
-            f"this process may not choose a NUMA node: {os.strerror(number)} (mbind)",
-            number=number,
-            hint="omit numa_node, or give the container the capability SYS_NICE",
-        )
-    with open("/proc/self/status") as status:
-        nodes = next((line.split()[1] for line in status if line.startswith("Mems_allowed_list")), "0")  # no cpusets
-    there = f"nodes {nodes}" if set(nodes) & set(",-") else f"one node only, {nodes}"
-    raise errors.SharedMemoryError(
-        f"there is no NUMA node {node} for this process; it has {there}",
-        number=number,
-        hint="pass a node that it has, or omit numa_node",
     )
 
 

@@ -83,8 +83,6 @@ def facts_from(arenas: Sequence[dict[str, Any]]) -> StoreFacts:
     first = next((w for w in writers if w.state == "alive"), writers[0])
     raw = arenas[0]
     options = [name for name, bit in native.FLAGS.items() if raw["flags"] & bit]
-    if (node := native.node_of(raw["flags"])) is not None:
-        options.append(f"numa_node={node}")
     return StoreFacts(
         **counts,
         **{name: raw[name] for name in ("file_size", "control_bytes", "max_object_size", "n_readers", "groups")},

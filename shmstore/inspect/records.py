@@ -54,7 +54,7 @@ class StoreFacts(SeenCounts):
     groups: tuple[int, ...]
     """Number of ranks of each group."""
     options: tuple[str, ...]
-    """The options that are on, of prefault, huge_pages, checksums and numa_node=N."""
+    """The options that are on, of prefault, huge_pages and checksums."""
     writer_alive: bool
     """Whether a process holds the lock of a writer; a stopped process does."""
     writer_pid: int

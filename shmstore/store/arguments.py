@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shmstore.bindings import store as native
-from shmstore.bindings.inspect import FLAGS, node_flag
+from shmstore.bindings.inspect import FLAGS
 from shmstore.errors import StoreClosedError, shown
 from shmstore.namespaces import packed_text, prefix_of
 from shmstore.places import Folder, folder_of, place_of, place_of_descriptor
@@ -93,7 +93,6 @@ def store_options(
     groups: Any,
     n_writers: Any,
     flags: Mapping[str, Any],
-    numa_node: Any,
 ) -> native.Options:
     """Return the options of `create` and `open`, checked and rounded; `sizes` are capacity, object size and objects."""
     capacity, max_object_size, max_objects = sizes
@@ -103,10 +102,6 @@ def store_options(
     objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
     check_flags(**flags)
     bits = sum(FLAGS[name] for name, on in flags.items() if on)
-    if numa_node is not None:
-        node = int_of("numa_node", numa_node, 0, native.MAX_NODE)
-        native.check_node(node)
-        bits |= node_flag(node)
     ranks = _checked_groups(groups, n_readers)
     writers = int_of("n_writers", n_writers, 1, native.MAX_WRITERS)
     try:

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from typing import Any, Final, Literal
 
 from shmstore.bindings import store as native
-from shmstore.bindings.inspect import FLAGS, Inspector, node_of
+from shmstore.bindings.inspect import FLAGS, Inspector
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
@@ -178,8 +178,6 @@ def differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
     for flag, bit in FLAGS.items():
         if (facts["flags"] ^ asked.flags) & bit and flag != "prefault":
             differ.append(f"{flag} is {bool(facts['flags'] & bit)}")
-    if (has_node := node_of(facts["flags"])) != (node := node_of(asked.flags)):
-        differ.append(f"numa_node is {has_node}, not {node}")
     return differ
 
 

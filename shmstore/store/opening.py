@@ -87,7 +87,6 @@ class Openable(Closable):
         max_objects: int | None = None,
         prefault: bool = False,
         huge_pages: bool = False,
-        numa_node: int | None = None,
         checksums: bool = False,
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
@@ -122,19 +121,18 @@ class Openable(Closable):
         objects that were used since they were last considered.
 
         `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
-        for 2 MiB pages, as far as there are any. `numa_node` puts the data of all arenas on that node, whichever
-        process takes them; what the node has no room for is on the next one. `checksums` computes a CRC-32C of each
-        object at its commit, for `shmstore verify`.
+        for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at
+        its commit, for `shmstore verify`.
 
         `quotas` limits kinds of objects, each to a fraction of the capacity (a float) or to a number of bytes (an int).
         A put of a kind that has filled its quota evicts objects of its own kind. Raises StoreExistsError,
-        StoreSpaceError if the folder has too little room, SharedMemoryError if it cannot be used or there is no such
-        node, and ValueError for numbers out of range.
+        StoreSpaceError if the folder has too little room, SharedMemoryError if it cannot be used, and ValueError for
+        numbers out of range.
         """
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         check_flags(writes=writes, memfd=memfd)
-        options = store_options(sizes, n_readers, groups, n_writers, flags, numa_node)
+        options = store_options(sizes, n_readers, groups, n_writers, flags)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
         if quotas and not writes:
@@ -286,7 +284,6 @@ class Openable(Closable):
         max_objects: int | None = None,
         prefault: bool = False,
         huge_pages: bool = False,
-        numa_node: int | None = None,
         checksums: bool = False,
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
@@ -324,7 +321,7 @@ class Openable(Closable):
         sizes = capacity, max_object_size, max_objects
         flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         check_flags(keep=keep)
-        options = store_options(sizes, n_readers, groups, n_writers, flags, numa_node)
+        options = store_options(sizes, n_readers, groups, n_writers, flags)
         options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, options.capacity)
         access = checked_access(mode, gid)

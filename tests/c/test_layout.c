@@ -54,7 +54,7 @@ TEST(options_out_of_range_are_refused) {
         {.capacity = 4096, .n_readers = 1, .max_object_size = 4097},
         {.capacity = 4096, .n_readers = 1, .flags = 256},
         {.capacity = 4096, .n_readers = 1, .mode = 01600},
-        {.capacity = 4096, .n_readers = 1, .flags = (SHMS_NODES + 1u) << SHMS_NODE_SHIFT},
+        {.capacity = 4096, .n_readers = 1, .flags = 1 << 16},
         {.capacity = 4096, .n_readers = 4, .n_groups = SHMS_MAX_GROUPS + 1},
         {.capacity = 4096, .n_readers = 4, .n_groups = 2, .group_sizes = {2, 1}},
         {.capacity = 4096, .n_readers = 4, .n_groups = 2, .group_sizes = {2, 3}},

@@ -194,7 +194,6 @@ static int reserve(void) {
     aside(end_small);
     return rc;
 }
-static int ask_node(void) { return shms_node_check(0) && errno == ENOMEM ? SHMS_ESYS : SHMS_OK; }
 /* Of the other writer's object: each time opens a lease, and the batch has room for four at first. */
 static int protect(void) {
     static const uint8_t keys[] = "\3\0\0\0key\3\0\0\0key\3\0\0\0key\3\0\0\0key\3\0\0\0key\3\0\0\0key";
@@ -254,11 +253,36 @@ static int leave(void) {
     theirs = NULL;
     return rc;
 }
-static int (*const calls[])(void) = {
-    create, create_huge, create_on_disk,    create_memfd, join, attach, claim_key, put,       hit,
-    get,    let_go,      get_privately,     let_go,       find, let_go, ask,       inspect,   discard,
-    meet,   reserve,     ask_node,          protect,      hold, list,   limit,     end_claim, clear,
-    detach, leave,       put_all_that_fits, join};
+static int (*const calls[])(void) = {create,
+                                     create_huge,
+                                     create_on_disk,
+                                     create_memfd,
+                                     join,
+                                     attach,
+                                     claim_key,
+                                     put,
+                                     hit,
+                                     get,
+                                     let_go,
+                                     get_privately,
+                                     let_go,
+                                     find,
+                                     let_go,
+                                     ask,
+                                     inspect,
+                                     discard,
+                                     meet,
+                                     reserve,
+                                     protect,
+                                     hold,
+                                     list,
+                                     limit,
+                                     end_claim,
+                                     clear,
+                                     detach,
+                                     leave,
+                                     put_all_that_fits,
+                                     join};
 
 static uint64_t lines_of(const char *path, const char *with) {
     char line[4096];

@@ -1,7 +1,6 @@
 /* test_space.c - an arena's data takes memory from its first writer on: reserved before anything of it is written. */
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/mempolicy.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -38,26 +37,12 @@ int fstatfs(int fd, struct statfs *fs) {
     return rc;
 }
 
-/* The nodes that are preferred, as bits, where a mapping of the file shows them; 0: any. */
-static uint64_t preferred(int fd, off_t at) {
-    uint64_t nodes[SHMS_NODES / 64] = {0};
-    int mode = MPOL_DEFAULT;
-    void *page = mmap(NULL, 4096, PROT_NONE, MAP_SHARED, fd, at);
-    CHECK(page != MAP_FAILED);
-    syscall(SYS_get_mempolicy, &mode, nodes, SHMS_NODES + 1, page, MPOL_F_ADDR); /* an emulator does not know it */
-    munmap(page, 4096);
-    return mode == MPOL_PREFERRED ? nodes[0] : 0;
-}
-
 static off_t reserved_last;
-static uint64_t reserved_on; /* the nodes of all data that was reserved, when it was */
 static int calls, refused_call; /* from that one on; below 0: only that one; 0: none */
 static int refused_why = ENOSPC;
 int fallocate(int fd, int mode, off_t at, off_t n) {
     if (mode == 0) {
         reserved_last = at;
-        if (at)
-            reserved_on &= preferred(fd, at);
         calls++;
         if (refused_call && (refused_call > 0 ? calls >= refused_call : calls == -refused_call)) {
             errno = refused_why;
@@ -194,39 +179,6 @@ TEST(a_creation_needs_the_tables_and_the_creators_arena) {
         shms_writer_free(w);
         end();
     }
-}
-
-TEST(the_data_is_reserved_on_its_node_whoever_reserves_it) {
-    if (shms_node_check(0)) {
-        fprintf(stderr, "no node may be chosen here: %s\n", strerror(errno));
-        return;
-    }
-    for (uint32_t node = 0; node < 2; node++) { /* + 1; any, and the first */
-        reserved_on = 2 + node;
-        create(4 << 20, node << SHMS_NODE_SHIFT);
-        CHECK_EQ(node, reserved_on);
-        CHECK_EQ(node, preferred(file, data_of(0)));
-        reserved_on = 2 + node;
-        pid_t child = fork_child();
-        if (child == 0) {
-            CHECK_EQ(SHMS_OK, visit(2, NULL));
-            CHECK_EQ(node, reserved_on);
-            _exit(0);
-        }
-        CHECK_EQ(0, reap(child));
-        CHECK_EQ(node, preferred(file, data_of(3) + (off_t)l->data_stride - 4096));
-        end();
-    }
-}
-
-TEST(a_node_that_is_not_there_is_refused_and_nothing_is_left) {
-    shms_options o = {.capacity = 4096, .n_readers = 1, .flags = (uint32_t)SHMS_NODES << SHMS_NODE_SHIFT};
-    name = store_name("nowhere");
-    shms_writer *w;
-    CHECK_EQ(SHMS_ESYS, shms_node_check(SHMS_NODES - 1));
-    CHECK_EQ(SHMS_ESYS, shms_writer_create(&w, name, &o));
-    CHECK_EQ(-1, shm_open(name, O_RDWR, 0));
-    CHECK_EQ(ENOENT, errno);
 }
 
 TEST(what_a_joiner_reserved_before_it_was_killed_serves_the_next) {

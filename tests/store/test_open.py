@@ -24,7 +24,6 @@ from shmstore.bindings import inspect as native
 from shmstore.files import classify
 from tests.inspect.cases import poke
 from tests.layout import FIELDS
-from tests.store.test_numa import needs_nodes
 from tests.store.test_segments import FOREIGN
 from tests.support import SHM, Child, Signal, Stores, alive, bits, in_child, raises, random_tensor, segments, store_name
 
@@ -106,7 +105,6 @@ def test_options_are_compared_as_rounded(stores: Stores, name: str) -> None:
         ("max_objects", 7, ("max_objects", "256", "7")),
         ("huge_pages", True, ("huge_pages", "False")),
         ("checksums", True, ("checksums", "False")),
-        pytest.param("numa_node", 0, ("numa_node", "None", "0"), marks=needs_nodes),
     ],
 )
 def test_a_store_of_other_options_is_replaced_or_named(

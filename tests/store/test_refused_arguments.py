@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreHandle
-from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_NODE, MAX_OBJECTS, MAX_READERS, MAX_WRITERS
+from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS, MAX_WRITERS
 from tests.support import Stores, raises, segments, state, store_name
 
 ONE = torch.ones(1)
@@ -61,7 +61,6 @@ REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
     ("n_readers", opening("n_readers"), [0, MAX_READERS + 1], [True, 2.0, "2"]),
     ("max_object_size", opening("max_object_size"), [0, 4097], [1.5]),
     ("max_objects", opening("max_objects"), [0, MAX_OBJECTS + 1], [1.5]),
-    ("numa_node", opening("numa_node"), [-1, MAX_NODE + 1], ["0", True]),
     ("dir", opening("dir"), ["", "/a\0b", "/" + "x" * 4000], [3, b"/dev/shm"]),
     ("mode", opening("mode"), [0o400, 0o670, 0o1660], ["0660", True]),
     ("gid", opening("gid"), [-1], ["users"]),
