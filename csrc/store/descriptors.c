@@ -55,8 +55,6 @@ static void fork_child(void) {
         next = s->next;
         s->next = s->prev = NULL;
         atomic_store(&s->forked, 1);
-        if (s->lock && s->lock_inherited)
-            munmap(s->lock, s->unit);
         s->lock = NULL; /* the child has no such page, and the address may be another mapping's by now */
         shms_file_close(s);
     }

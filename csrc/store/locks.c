@@ -52,7 +52,6 @@ static int lock_by_page(shms_segment *seg, int fd, int role) {
         munmap(page, seg->unit);
         return SHMS_ESYS;
     }
-    seg->lock_inherited = madvise(page, seg->unit, -1) == 0; /* no kernel accepts that advice */
     seg->lock = page;
     return SHMS_OK;
 }

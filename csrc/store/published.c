@@ -124,21 +124,13 @@ int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
     return e->options && !has_options(seg, e->options) ? SHMS_EOPTIONS : SHMS_OK;
 }
 
-void shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
-    *seg = *of;
-    seg->borrowed = true;
-    seg->lock = NULL;
-    shms_segment_open_file(seg, O_RDWR, false);
-    mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE);
-}
-
 void shms_segment_close(shms_segment *seg) {
     int saved = errno;
     shms_segment_unlock(seg, 0);
     shms_file_unlist(seg);
-    if (seg->all_data && !seg->borrowed)
+    if (seg->all_data)
         munmap(seg->all_data, seg->data_size);
-    if (seg->control && !seg->borrowed)
+    if (seg->control)
         munmap(seg->control, seg->control_size);
     seg->control = seg->data = seg->all_data = NULL;
     errno = saved;

@@ -67,17 +67,7 @@ int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const
 }
 
 #ifdef SHMS_STEPS
-/* For tests: a reader that uses another segment's mapping. */
-int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank);
-int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank) {
-    struct shms_reader *r = calloc(1, sizeof *r);
-    r->rank = rank;
-    shms_segment_borrow(&r->seg, of);
-    atomic_store(&r->refs, 1);
-    *out = r;
-    return take_rank(r, true);
-}
-/* Its count of views and calls. */
+/* For tests: its count of views and calls. */
 _Atomic uint64_t *shms_reader_live(shms_reader *r);
 _Atomic uint64_t *shms_reader_live(shms_reader *r) { return &r->live; }
 #endif

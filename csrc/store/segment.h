@@ -43,9 +43,7 @@ typedef struct shms_segment {
     uint64_t control_size, data_size; /* as mapped */
     int fd;                           /* probes locks, holds none; -1: closed */
     void *lock;                       /* the mapped page that keeps this process's lock; NULL: no lock */
-    bool lock_inherited;              /* madvise has no effect (qemu-user): a forked child has that page, too */
     _Atomic int forked;               /* this process is a child of the one that opened it */
-    bool borrowed;                    /* the mappings belong to another segment */
     uint64_t boot;                    /* which start of the host this is, if the file is on a disk */
     uint64_t unit;                    /* of sizes and mappings: a page, or on hugetlbfs one of its own */
     dev_t dev;
@@ -92,9 +90,6 @@ int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
  * that was not written shows the shared one. Sets *map and *map_size for munmap, and returns where the first byte is,
  * or NULL and errno. */
 char *shms_segment_map_private(const shms_segment *seg, const char *at, uint64_t size, void **map, uint64_t *map_size);
-
-/* For tests under ThreadSanitizer, which does not see races between two mappings: a second role on `of`'s mapping. */
-void shms_segment_borrow(shms_segment *seg, const shms_segment *of);
 
 /* Takes the role's lock. SHMS_EWRITERACTIVE or SHMS_ERANKINUSE if a process holds it. SHMS_ENOSTORE if the name no
  * longer names this segment. */

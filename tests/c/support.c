@@ -51,6 +51,32 @@ int __wrap_kill(pid_t pid, int signal) {
 }
 #endif
 
+#ifdef SHMS_EMULATED
+/* No forked child has a page with MADV_DONTFORK: those of locks, of which a process has few. */
+static _Atomic(void *) unforked[64];
+int __real_madvise(void *at, size_t size, int advice);
+int __wrap_madvise(void *at, size_t size, int advice) {
+    for (int i = 0; advice == MADV_DONTFORK; i++) {
+        CHECK(i < 64);
+        if (atomic_compare_exchange_strong(&unforked[i], &(void *){NULL}, at))
+            break;
+    }
+    return __real_madvise(at, size, advice);
+}
+int __real_munmap(void *at, size_t size);
+int __wrap_munmap(void *at, size_t size) {
+    for (int i = 0; i < 64; i++)
+        atomic_compare_exchange_strong(&unforked[i], &(void *){at}, NULL);
+    return __real_munmap(at, size);
+}
+static void unmap_in_child(void) {
+    for (int i = 0; i < 64; i++)
+        if (unforked[i])
+            munmap(unforked[i], 4096);
+}
+__attribute__((constructor)) static void unmap_in_children(void) { pthread_atfork(NULL, NULL, unmap_in_child); }
+#endif
+
 static void clean(void) { store_names_left(); }
 
 const char *store_name(const char *what) {

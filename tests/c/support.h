@@ -16,7 +16,6 @@
 #include "store/writer.h"
 #include "verbs.h"
 
-int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank);
 _Atomic uint64_t *shms_reader_live(shms_reader *r);
 
 /* CHECK that prints both values: codes or counts. */

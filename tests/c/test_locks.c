@@ -10,7 +10,7 @@
 
 #include "support.h"
 
-/* qemu-user ignores the advice. A child then has the page until its handler runs; a child without handlers keeps it. */
+/* qemu-user ignores the advice (support.c). A child has the page until its handler runs; one without handlers keeps it. */
 static bool advice_ignored(void) {
     void *page = zeroed(4096);
     bool ignored = madvise(page, 4096, -1) == 0;
