@@ -35,6 +35,7 @@ typedef struct shms_ticket {
     char *payload;
     uint64_t payload_size;
     uint64_t id;
+    uint64_t hash; /* of the key */
     uint32_t slot;
     uint32_t entry;
 } shms_ticket;

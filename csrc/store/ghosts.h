@@ -1,6 +1,9 @@
 /*
  * ghosts.h - the keys that were evicted lately: would a larger store still have had them?
  *
+ * In a store of 4,096 slots or more only one key in 16 is remembered, chosen by its hash, and stands for 16: a sample gives
+ * the same figures, within 0.02 of the hit ratio (tests/c/test_ghosts.c), for 3 bytes a slot instead of 48.
+ *
  * A *ghost* is 8 bytes: 47 bits of the hash of an evicted key, whether the object was ever used, and when it went. Time
  * is counted in epochs. An epoch ends with each 64th of the capacity (or of the slots) that is evicted.
  *
@@ -25,6 +28,7 @@
 
 #define SHMS_GHOST_EPOCHS 1024 /* older ghosts are gone: 16 capacities were evicted after them */
 #define SHMS_GHOST_FACTORS 3   /* 1.5, 2 and 4; see ghosts.c */
+#define SHMS_GHOST_SAMPLED 4096 /* slots from which on there is a sample */
 
 typedef struct shms_ghost_sum {
     float bytes; /* seven digits are enough, and half the memory */
@@ -34,6 +38,7 @@ typedef struct shms_ghost_sum {
 typedef struct shms_ghosts {
     uint64_t *cells;
     uint64_t n_buckets;
+    uint32_t one_in; /* of so many keys, one is sampled, and counts for all */
     uint64_t capacity, n_slots;
     uint64_t evicted, went; /* bytes and objects evicted in this epoch */
     uint16_t epoch;
@@ -47,7 +52,7 @@ void shms_ghosts_init(shms_ghosts *g, void *memory, uint64_t capacity, uint32_t 
 /* The key of this hash was evicted; its object had `span` bytes. */
 void shms_ghosts_add(shms_ghosts *g, uint64_t hash, uint64_t span, bool used);
 /* The key is put again, and is no ghost any more. Returns for how many of the factors, from the largest down, a store of
- * that many times the capacity would still have had it. */
+ * that many times the capacity would still have had it: count it `one_in` times. */
 int shms_ghosts_put(shms_ghosts *g, uint64_t hash, uint64_t span);
 /* The key was deleted; all keys were. A larger store would not have them either. */
 void shms_ghosts_forget(shms_ghosts *g, uint64_t hash);

@@ -33,12 +33,12 @@ static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_r
 /* Chooses the number of lease entries: one for each object, or fewer in a large store of many ranks. The result keeps
  * the bookkeeping of each object within its promised size (see layout.h). The costs, in bytes:
  * - a lease entry: 32, plus 16 in the writer's heap, plus 8 for each rank;
- * - a slot with its private bookkeeping: at most 89, plus 4 for each rank, plus its share of the index: 18 to 37;
+ * - a slot with its private bookkeeping and its ghosts: at most 90, plus 4 for each rank, plus its share of the index: 18 to 37;
  * - a rank: a table header, and at most one page of rounding;
  * - once: six pages for the superblock, the writer's tables and the writer itself;
  * - a zone: 96, plus 24 for each rank. */
 static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t n_zones, uint64_t page) {
-    uint64_t spare = max_objects * (256 - 89), once = n_readers * (page + sizeof(shms_reader_table) + 48) + 6 * page;
+    uint64_t spare = max_objects * (256 - 90), once = n_readers * (page + sizeof(shms_reader_table) + 48) + 6 * page;
     once += n_zones * (96 + 24 * (n_readers + 1)) + shms_index_memory((uint32_t)max_objects);
     uint64_t affordable = spare > once ? (spare - once) / (48 + 8 * n_readers) : 0;
     uint64_t least = max_objects < SMALL_STORE ? max_objects : SMALL_STORE;

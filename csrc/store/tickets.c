@@ -85,8 +85,8 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     shms_index_add(&w->index, hash, slot);
     w->unfinished++;
     w->leased += entry != SHMS_NONE;
-    b->ticket =
-        (shms_ticket){.payload = at + payload_at, .payload_size = payload_size, .id = id, .slot = slot, .entry = entry};
+    b->ticket = (shms_ticket){
+        .payload = at + payload_at, .payload_size = payload_size, .id = id, .hash = hash, .slot = slot, .entry = entry};
     return SHMS_OK;
 }
 
@@ -147,10 +147,10 @@ void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry) 
 }
 
 /* Counts the put for each factor by which a larger store would have made it a hit. */
-static void count_more_hits(struct shms_writer *w, uint32_t slot) {
-    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
-    for (int i = shms_ghosts_put(&w->ghosts, shms_slot_hash(w, slot), span); i-- > 0;)
-        shms_count(w, SHMS_C(more_hits_at_4x) + i, 1);
+static void count_more_hits(struct shms_writer *w, const shms_ticket *t) {
+    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, t->slot)->length));
+    for (int i = shms_ghosts_put(&w->ghosts, t->hash, span); i-- > 0;)
+        shms_count(w, SHMS_C(more_hits_at_4x) + i, w->ghosts.one_in);
 }
 
 int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
@@ -182,8 +182,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
     shms_add(&w->seg.writer->objects, 1);
     shms_count(w, SHMS_C(puts), 1);
     shms_count(w, SHMS_C(put_bytes), t->payload_size);
-    if (w->ghosts.any)
-        count_more_hits(w, t->slot);
+    count_more_hits(w, t);
     shms_writer_ticket_ended(w, t->entry);
     shms_ring_stale_slot(&w->ring, t->slot); /* a slot in WRITING may not go, but this one may */
     shms_room_made(w);

@@ -24,7 +24,7 @@ static int expected(uint64_t behind, uint64_t capacity) {
 
 /* Objects of equal sizes that are never used: the distance is exact, whether bytes or slots are the limit. */
 static void the_distance_is_that_of_an_lru_stack(bool slots) {
-    begin(slots ? UINT64_C(1) << 40 : SLOTS * UNIT, slots ? SLOTS : 100000);
+    begin(slots ? UINT64_C(1) << 40 : SLOTS * UNIT, slots ? SLOTS : SHMS_GHOST_SAMPLED - 1);
     uint64_t stack[2000], n = 0, seed = 3; /* ghosts, the oldest first */
     int seen[4] = {0}, lost = 0;
     for (uint64_t i = 0; i < 20000; i++) {
@@ -94,6 +94,47 @@ TEST(an_old_a_deleted_and_a_cleared_key_are_no_ghosts) {
     CHECK_EQ(0, shms_ghosts_put(&g, hash(6), UNIT));
 }
 
+enum { OBJECTS = SHMS_GHOST_SAMPLED - 1, REQUESTS = 400000 };
+
+/* A store of so many objects of one size, which evicts in order, and what both lists of ghosts say of its puts. */
+static void a_sample_says_what_all_ghosts_say(uint64_t n_keys, bool skewed, bool slots) {
+    uint32_t fit = slots ? OBJECTS : OBJECTS - OBJECTS / 8;
+    shms_ghosts *lists = calloc(2, sizeof *lists); /* all, and a sample */
+    void *memories[2];
+    uint64_t more[2][SHMS_GHOST_FACTORS] = {0}, hits = 0, seed = 5, *stored = calloc(OBJECTS, sizeof *stored);
+    uint32_t *place = calloc(n_keys, sizeof *place); /* + 1 */
+    for (int i = 0; i < 2; i++) {
+        memories[i] = zeroed(shms_ghosts_memory(OBJECTS + (uint32_t)i));
+        shms_ghosts_init(&lists[i], memories[i], slots ? UINT64_C(1) << 40 : fit * UNIT, OBJECTS + (uint32_t)i);
+    }
+    for (uint32_t i = 0, n = 0; i < REQUESTS; i++) {
+        uint64_t key = below(&seed, n_keys), at = n % fit;
+        if (skewed)
+            key = key * below(&seed, n_keys) / n_keys;
+        if (place[key]) {
+            hits++;
+            continue;
+        }
+        for (int k = 0; k < 2; k++) {
+            if (n >= fit)
+                shms_ghosts_add(&lists[k], hash(stored[at]), UNIT, false);
+            for (int f = shms_ghosts_put(&lists[k], hash(key), UNIT); f-- > 0;)
+                more[k][f] += lists[k].one_in;
+        }
+        if (n++ >= fit)
+            place[stored[at]] = 0;
+        stored[at] = key;
+        place[key] = 1;
+    }
+    for (int f = 0; f < SHMS_GHOST_FACTORS; f++) {
+        double error = ((double)more[1][f] - (double)more[0][f]) / REQUESTS;
+        CHECK(more[0][f] > REQUESTS / 50 && error > -0.02 && error < 0.02);
+    }
+    for (int i = 0; i < 2; i++)
+        free(memories[i]);
+    free(lists), free(stored), free(place);
+}
+
 static shms_stats stats(void) {
     shms_stats s;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &s));
@@ -122,6 +163,12 @@ TEST(each_in_all_its_cases) {
     the_distance_is_that_of_an_lru_stack(true);
     a_used_object_stays_twice_as_long(false);
     a_used_object_stays_twice_as_long(true);
+    for (int slots = 0; slots < 2; slots++) {
+        a_sample_says_what_all_ghosts_say(6000, true, slots);
+        a_sample_says_what_all_ghosts_say(24000, true, slots);
+        a_sample_says_what_all_ghosts_say(16000, false, slots);
+    }
+    CHECK(shms_ghosts_memory(100000) <= 3 * 100000 + 128);
     the_store_remembers_whether_an_object_was_used(false);
     the_store_remembers_whether_an_object_was_used(true);
     free(memory);
