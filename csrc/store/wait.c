@@ -2,8 +2,6 @@
  * wait.c - how a reader waits for the owner of an object in EVICTING. Why it need not wait for a dead one is point 7
  * in docs/concepts/protocol.md.
  */
-#include <sched.h>
-
 #include "segment.h"
 
 #include "step.h"
@@ -13,6 +11,7 @@
  * some 0.1 to 0.2 ms, or with 32 writers 2 to 4 ms. It takes longer only if the writer is descheduled or stopped. */
 #define PATIENCE_NS UINT64_C(1000000000)
 #define TURNS 1000 /* before the first look at the clock */
+#define SLEEP_NS 20000 /* and then between two turns: a yield gives a writer of lower real-time priority no time */
 
 int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient) {
     const shms_slot *s = shms_segment_slot(seg, slot);
@@ -40,6 +39,6 @@ int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, 
         if (start == 0)
             start = now;
         late = now - start > PATIENCE_NS;
-        sched_yield();
+        nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
     }
 }

@@ -2,6 +2,7 @@
  * test_wait.c - a reader meets EVICTING, and the writer dies or decides at the worst moment: when the reader is about to
  * probe its lock (R2p).
  */
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include "fixture.h"
@@ -55,6 +56,28 @@ TEST(an_object_whose_eviction_died_is_whole_and_survives_recovery) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     shms_view_release(v);
     CHECK_EQ(SHMS_OK, put_marked(w, "l", 512, 2, ref));
+    end();
+}
+
+static void decide_at_the_third_turn(const char *label) {
+    if (strcmp(label, "R2p") == 0 && ++deaths == 3)
+        atomic_store(state, SHMS_LIVE);
+}
+
+TEST(a_reader_that_waits_sleeps_so_that_a_writer_of_lower_priority_runs) {
+    struct rusage before, after;
+    open_store("priority", (shms_options){.capacity = 1024, .n_readers = 1}, 1);
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 1, ref));
+    state = &w->seg.slots[0].state;
+    atomic_store(state, SHMS_EVICTING);
+    deaths = 0;
+    shms_step_hook = decide_at_the_third_turn;
+    getrusage(RUSAGE_THREAD, &before);
+    shms_view *v = view_of(readers[0], ref);
+    getrusage(RUSAGE_THREAD, &after);
+    shms_step_hook = NULL;
+    CHECK(v && after.ru_nvcsw - before.ru_nvcsw >= 2); /* a yield is none */
+    shms_view_release(v);
     end();
 }
 
