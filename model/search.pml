@@ -1,5 +1,5 @@
 /*
- * search.pml - what a search remembers by zones (zones.c; poll_ranks, rank_gone and may_go in reclaim.c). A search must
+ * search.pml - what a search remembers by zones (zones.c; shms_poll, gone and shms_may_go in holders.c). A search must
  * never refuse for good if there is room.
  *
  * - One slot and two zones. The slot's first object lies in zone 0 and has one open lease. The writer may evict it and

@@ -6,6 +6,10 @@
  * - A non-temporal store does not: it moves each line twice instead of three times, and evicts nothing from the caches.
  * - A small object is often in cache at one end. There memcpy is faster, above all for the readers.
  *
+ * Their order. They may overtake stores before them, but not the fence after W2, after which nobody may read the old bytes.
+ * W4 and P2, which they may overtake, matter to a successor alone, and it comes when the kernel has ended this process, with
+ * all that it stored. So a fence is needed after them, and none before.
+ *
  * `make copy-threshold` found the threshold (x86-64): from there on the copy is faster, and copy plus read is not
  * slower. Other architectures, and processors without AVX, use memcpy.
  */
