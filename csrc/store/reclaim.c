@@ -187,8 +187,8 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     f->moves = true;
     f->lap = false;
     uint64_t wanted = shms_ring_wanted(r, span);
-    /* A gap after the hand is as good as new room. */
-    if (wanted <= r->gap && shms_ring_gap(r, f->area) < span) {
+    /* A gap after the hand is as good as new room, unless an object must be evicted anyway, for its slot. */
+    if (w->n_free_slots && wanted <= r->gap && shms_ring_gap(r, f->area) < span) {
         int rc = shms_zones_find(&w->zones, 0, r->areas[SHMS_LARGE].to, 0, wanted, SHMS_GAPS, budget, &f->place.at,
                                  &f->longest);
         if (rc > 0) {

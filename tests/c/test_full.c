@@ -389,6 +389,21 @@ TEST(slots_run_out_like_bytes) {
     end();
 }
 
+static enum shms_hold count_surveyed(void *context, uint32_t slot, uint64_t *held) {
+    looks++;
+    return shms_reclaim_look(context, slot, held);
+}
+
+TEST(a_put_that_needs_the_slot_of_another_object_looks_for_no_gap) {
+    open_store("no slot", (shms_options){.capacity = 1 << 20, .n_readers = 1, .max_objects = 512}, 1);
+    w->zones.look = count_surveyed;
+    looks = 0;
+    for (uint64_t i = 0; i < 3000; i++) /* they leave gaps of all sizes */
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 448 + 1024 * (i % 3), i, NULL));
+    CHECK_EQ(0, looks);
+    end();
+}
+
 TEST(a_refusal_names_the_resource) {
     shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 2};
     open_store("short", o, 0);
