@@ -128,19 +128,32 @@ int shms_keep_remote(struct shms_writer *w, const char *key, uint32_t key_len, u
 }
 
 void shms_use_remote(struct shms_writer *w, uint32_t slot) {
-    _Atomic uint32_t *uses = &shms_holds_row(&w->seg)[slot].uses;
-    atomic_store_explicit(uses, atomic_load_explicit(uses, memory_order_relaxed) + 1, memory_order_relaxed);
+    atomic_store_explicit(&shms_holds_row(&w->seg)[slot].used, shms_slot_mark(shms_segment_slot(&w->seg, slot)),
+                          memory_order_relaxed);
 }
 
-uint32_t shms_remote_uses(void *context, uint32_t slot) {
-    struct shms_writer *w = context;
-    uint32_t uses = 0;
+static bool has_mark(struct shms_writer *w, uint32_t slot, uint32_t mark) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        uses += atomic_load_explicit(shms_pin_of(w, r, slot), memory_order_relaxed) / SHMS_PIN_USE;
+        if (atomic_load_explicit(shms_pin_of(w, r, slot), memory_order_relaxed) >> SHMS_PIN_MARK_SHIFT == mark)
+            return true;
     for (uint32_t o = 0; has_others(w) && o < w->seg.layout.n_writers; o++)
-        uses += atomic_load_explicit(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].uses,
-                                     memory_order_relaxed);
-    return uses;
+        if (atomic_load_explicit(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].used,
+                                 memory_order_relaxed) == mark)
+            return true;
+    return false;
+}
+
+bool shms_used_remotely(void *context, uint32_t slot) {
+    struct shms_writer *w = context;
+    shms_slot *s = shms_writer_slot(w, slot);
+    uint32_t mark = shms_slot_mark(s);
+    if (mark && !has_mark(w, slot, mark))
+        return false;
+    do
+        mark = mark % (SHMS_MARKS - 1) + 1;
+    while (has_mark(w, slot, mark));
+    shms_set(&s->head, shms_slot_head(shms_slot_key_len(s), mark, shms_slot_meta_len(s)));
+    return true;
 }
 
 /* Marks the object if its key matches: the mark is for an id, which all who read it compare. So an object in EVICTING,

@@ -4,7 +4,7 @@
  * The writer never waits for the owner of an object, and the owner never for it. Both write words of their own:
  *
  * `adopting` names the one slot that it has pinned, and `first` in its row of holds the list of its leases on a slot.
- * `uses` and `dropped` in the row tell the owner what this writer would do with an object of its own. Other writers read
+ * `used` and `dropped` in the row tell the owner what this writer would do with an object of its own. Other writers read
  * `dropped`, too, so a deletion does not wait for an owner that is idle or dead. The section on several writers in
  * docs/concepts/protocol.md has the steps and the argument.
  *
@@ -39,9 +39,9 @@ bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entr
 int shms_keep_remote(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
 /* A use, which the CLOCK of the owner sees. */
 void shms_use_remote(struct shms_writer *w, uint32_t slot);
-/* For ring.h: how often ranks and other writers have used what is in an own slot; only a change has a meaning. The
- * context is the writer. */
-shms_uses_fn shms_remote_uses;
+/* For ring.h: has a rank or another writer used what is in an own slot since this was asked last? The context is the
+ * writer. */
+shms_used_fn shms_used_remotely;
 /* From now on this writer does not hand out others' objects of this key, or whose key begins so; and tells the owners,
  * which delete them. */
 bool shms_drop_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);

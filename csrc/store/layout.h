@@ -169,7 +169,8 @@ typedef struct shms_slot {
     shms_word secret; /* random; the other half of the key of the tags */
     shms_word offset; /* offset of the key */
     shms_word length; /* bytes from the key to the end of the payload and of the extra bytes */
-    shms_word head; /* key_len | meta_len << 32 */
+    /* key_len | mark << 20 | meta_len << 32; the owner's CLOCK changes the mark while the object is there */
+    shms_word head;
     shms_word flags; /* SHMS_SLOT_*; the upper half is the checksum if SHMS_SLOT_CHECKED is set */
     shms_word put_ns; /* CLOCK_REALTIME of the commit */
 } shms_slot;
@@ -177,7 +178,7 @@ typedef struct shms_slot {
 /* What a writer does with an object of another writer. One for each slot of all arenas, in the row of the writer. */
 typedef struct shms_holds {
     _Atomic uint32_t first; /* B4, C2: the first of its open leases there, + 1; 0: none; pairs with W3f */
-    _Atomic uint32_t uses; /* how many times it has used the slot's objects; the owner's CLOCK reads it */
+    _Atomic uint32_t used; /* the slot's mark as of its last use; the owner's CLOCK reads it */
     shms_word dropped; /* the id of an object that no writer may hand out any more */
 } shms_holds;
 
@@ -203,11 +204,18 @@ typedef struct shms_reader_table {
     /* shms_pin pins[all slots], shms_word acks[all entries], shms_word zone_releases[all zones] */
 } shms_reader_table;
 
-/* How often the process has pinned an object, and above that, modulo 64, how often it has used what was in the slot. */
+/* How often the process has pinned an object, and above that the slot's mark as of its last use. */
 typedef _Atomic uint32_t shms_pin;
 
-#define SHMS_PIN_COUNT UINT32_C(0x3ffffff)
-#define SHMS_PIN_USE UINT32_C(0x4000000)
+#define SHMS_PIN_COUNT UINT32_C(0x7fffff)
+#define SHMS_PIN_MARK_SHIFT 23
+
+/* A slot's mark, from 1 on: whoever uses its object copies the mark into a word of its own. The owner's CLOCK asks whether
+ * any word has it, and if one has, takes a mark for the slot that no word has. So any number of uses is a use, and those
+ * of an earlier object in the slot are none. */
+#define SHMS_MARKS 512u
+
+_Static_assert(SHMS_MARKS > SHMS_MAX_READERS + SHMS_MAX_WRITERS, "one is always free");
 
 #define SHMS_CLOSED UINT64_MAX /* bases above every lease: the reader is closed */
 #define SHMS_FINDS (UINT64_MAX - 1) /* or it only finds, so that no lease waits for it */

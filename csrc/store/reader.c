@@ -110,14 +110,14 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     if (rc)
         return rc;
     const shms_slot *s = shms_segment_slot(&r->seg, ref->slot);
-    enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, ref->slot, ref->id, ref->lease == 0);
+    enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, ref->slot, ref->id);
     if (state == SHMS_FREE)
         return SHMS_ESTALE;
     rc = state == SHMS_EVICTING ? shms_wait_for_eviction(&r->seg, ref->slot, ref->id, true) : SHMS_OK;
     if (rc == SHMS_EBUSY && !promised(r, ref)) /* only another writer's lease can be open beside EVICTING */
         rc = SHMS_ESTALE;
     if (rc) {
-        shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, ref->slot, ref->lease == 0);
+        shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, ref->slot);
         return rc;
     }
     *seen = shms_slot_copy(s, ref->id);
@@ -126,7 +126,9 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
          : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
                                                            : SHMS_ECORRUPT;
     if (rc)
-        shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, ref->slot, ref->lease == 0);
+        shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, ref->slot);
+    else if (ref->lease == 0)
+        shms_reader_table_use(r->table, s, ref->slot);
     return rc;
 }
 
@@ -227,9 +229,9 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
     enum shms_state state = SHMS_FREE;
     if (slot != SHMS_NONE) {
         const shms_slot *s = shms_segment_slot(&r->seg, slot);
-        state = shms_reader_table_pin(r->table, &r->seg.layout, s, slot, shms_get(&seen.id), true);
+        state = shms_reader_table_pin(r->table, &r->seg.layout, s, slot, shms_get(&seen.id));
         if (state == SHMS_EVICTING) /* nobody is promised it, so there is nothing to wait for */
-            shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, slot, true);
+            shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, slot);
     }
     if (state != SHMS_LIVE) {
         rc = v ? SHMS_ENOTFOUND : SHMS_ENOMEM;
@@ -237,6 +239,7 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
         leave(r);
         return rc;
     }
+    shms_reader_table_use(r->table, shms_segment_slot(&r->seg, slot), slot);
     shms_ref ref = {.store = (uint32_t)r->seg.sb->store,
                     .slot = slot,
                     .address = address_of(r, slot, &seen),

@@ -57,33 +57,41 @@ static void count_release(shms_reader_table *t, const shms_layout *l, uint32_t i
 }
 
 enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
-                                      uint64_t id, bool use) {
+                                      uint64_t id) {
     SHMS_STEP("R1"); /* pairs with W3 */
-    atomic_fetch_add_explicit(&shms_reader_pins(t)[i], use ? 1 + SHMS_PIN_USE : 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&shms_reader_pins(t)[i], 1, memory_order_seq_cst);
     SHMS_STEP("R2a"); /* pairs with W2 */
     uint64_t state = atomic_load_explicit(&slot->state, memory_order_seq_cst);
     SHMS_STEP("R2b"); /* after R2a: if LIVE was seen, an id that matches is the id of the live object */
     if (atomic_load_explicit(&slot->id, memory_order_seq_cst) == id && (state == SHMS_LIVE || state == SHMS_EVICTING))
         return (enum shms_state)state;
-    shms_reader_table_unpin_failed(t, l, slot, i, use);
+    shms_reader_table_unpin_failed(t, l, slot, i);
     return SHMS_FREE;
 }
 
-static void unpin(shms_reader_table *t, uint32_t i, bool use) {
+void shms_reader_table_use(shms_reader_table *t, const shms_slot *slot, uint32_t i) {
+    shms_pin *pin = &shms_reader_pins(t)[i];
+    uint32_t mark = shms_slot_mark(slot) << SHMS_PIN_MARK_SHIFT, seen = atomic_load_explicit(pin, memory_order_relaxed);
+    while ((seen & ~SHMS_PIN_COUNT) != mark && /* relaxed: the pin goes on as it was */
+           !atomic_compare_exchange_weak_explicit(pin, &seen, mark | (seen & SHMS_PIN_COUNT), memory_order_relaxed,
+                                                  memory_order_relaxed))
+        continue;
+}
+
+static void unpin(shms_reader_table *t, uint32_t i) {
     SHMS_STEP("R4"); /* pairs with W3 */
-    atomic_fetch_sub_explicit(&shms_reader_pins(t)[i], use ? 1 + SHMS_PIN_USE : 1, memory_order_release);
+    atomic_fetch_sub_explicit(&shms_reader_pins(t)[i], 1, memory_order_release);
 }
 
 void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset) {
-    unpin(t, i, false);
+    unpin(t, i);
     count_release(t, l, i, offset);
 }
 
 /* The pin may have been seen on an object that came into the slot in the meantime. So the offset is read after R4.
  * Either that object is still in the slot, or the writer has removed it and has marked its zone itself. */
-void shms_reader_table_unpin_failed(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
-                                    bool use) {
-    unpin(t, i, use);
+void shms_reader_table_unpin_failed(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i) {
+    unpin(t, i);
     atomic_thread_fence(memory_order_seq_cst);
     count_release(t, l, i, shms_get(&slot->offset));
 }

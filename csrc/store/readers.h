@@ -50,15 +50,16 @@ static inline uint32_t shms_pin_count(const shms_pin *pin, memory_order order) {
     return atomic_load_explicit(pin, order) & SHMS_PIN_COUNT;
 }
 
-/* R1, R2, and if `use`, a use, which the CLOCK of the owner sees. SHMS_LIVE: pinned, and the slot holds this object. SHMS_EVICTING: pinned, and the writer will store LIVE if
- * it saw the pin, else FREE. SHMS_FREE: not pinned, because the object is not there. */
+/* R1, R2. SHMS_LIVE: pinned, and the slot holds this object. SHMS_EVICTING: pinned, and the writer will store LIVE if it
+ * saw the pin, else FREE. SHMS_FREE: not pinned, because the object is not there. */
 enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
-                                      uint64_t id, bool use);
+                                      uint64_t id);
+/* A use of what is pinned, which the CLOCK of the owner sees. */
+void shms_reader_table_use(shms_reader_table *t, const shms_slot *slot, uint32_t i);
 /* R4, for an object that was taken, at `offset` of its arena. */
 void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset);
-/* R4, for a pin that did not get its object: the slot may hold another one. A `use` is taken back, too. */
-void shms_reader_table_unpin_failed(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
-                                    bool use);
+/* R4, for a pin that did not get its object: the slot may hold another one. */
+void shms_reader_table_unpin_failed(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i);
 /* R3, for a reference with a valid tag, to the object in slot `i` at `offset`. 1: acknowledged now. 0: the lease has
  * ended, or was acknowledged before. */
 int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *lease, uint32_t entry,

@@ -191,8 +191,8 @@ static void note_gap(shms_ring *r, uint64_t from, uint64_t to) {
 void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind) {
     uint32_t before = behind == SHMS_NONE ? r->last : r->prev[behind];
     uint64_t start = shms_ring_start(r, slot), end = shms_ring_end(r, slot);
-    if (r->uses)
-        r->seen[slot] = r->uses(r->context, slot); /* of the objects before it */
+    if (r->used_remotely)
+        r->used_remotely(r->context, slot); /* the objects before it */
     r->prev[slot] = before;
     r->next[slot] = behind;
     *(before == SHMS_NONE ? &r->first : &r->next[before]) = slot;
@@ -293,10 +293,8 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
 }
 
 bool shms_ring_is_used(shms_ring *r, uint32_t slot) {
-    uint32_t remote = r->uses ? r->uses(r->context, slot) : 0;
-    if (r->uses && remote != r->seen[slot]) { /* counts from now on, and until the hand passes */
+    if (r->used_remotely && r->used_remotely(r->context, slot)) { /* counts from now on, and until the hand passes */
         shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
-        r->seen[slot] = remote;
         r->used[slot] = zone->lap;
         zone->uses = true;
     }

@@ -39,15 +39,14 @@ typedef struct shms_zone {
     bool uses;      /* objects were used in this lap */
 } shms_zone;
 
-typedef uint32_t shms_uses_fn(void *context, uint32_t slot);
+typedef bool shms_used_fn(void *context, uint32_t slot);
 
 typedef struct shms_ring {
     const shms_slot *slots;
     uint32_t *next, *prev; /* per slot, in address order; SHMS_NONE at the ends */
     uint8_t *used; /* per slot: lap of its zone at the last use, or UINT8_MAX for an earlier lap; 0: never used */
-    shms_uses_fn *uses; /* of ranks and other writers; NULL: there are none */
+    shms_used_fn *used_remotely; /* by ranks and other writers, since it was asked last; NULL: there are none */
     void *context;
-    uint32_t *seen; /* per slot: these uses, as of the last look */
     shms_zone *zones;
     uint32_t first, last, count;
     uint32_t n_zones, zone_shift;

@@ -21,7 +21,11 @@ static inline void shms_add(shms_word *w, uint64_t v) { shms_set(w, shms_get(w) 
 static inline uint64_t shms_slot_end(const shms_slot *s) {
     return shms_get(&s->offset) + shms_span(shms_get(&s->length));
 }
-static inline uint32_t shms_slot_key_len(const shms_slot *s) { return (uint32_t)shms_get(&s->head); }
+static inline uint32_t shms_slot_key_len(const shms_slot *s) { return shms_get(&s->head) & 0xfffff; }
+static inline uint32_t shms_slot_mark(const shms_slot *s) { return shms_get(&s->head) >> 20 & (SHMS_MARKS - 1); }
+static inline uint64_t shms_slot_head(uint32_t key_len, uint32_t mark, uint32_t meta_len) {
+    return key_len | mark << 20 | (uint64_t)meta_len << 32;
+}
 static inline uint32_t shms_slot_meta_len(const shms_slot *s) { return (uint32_t)(shms_get(&s->head) >> 32); }
 
 static inline uint32_t shms_slot_kind(const shms_slot *s) {

@@ -68,7 +68,7 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with shms_reader_release */
     shms_set(&s->offset, place.at);
     shms_set(&s->length, length);
-    shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
+    shms_set(&s->head, shms_slot_head(key_len, shms_slot_mark(s), meta_len));
     shms_set(&s->flags, (uint64_t)extra_len << SHMS_SLOT_EXTRA_SHIFT | (uint64_t)kind << SHMS_SLOT_KIND_SHIFT);
     shms_ring_insert(&w->ring, slot, place.behind);
     if (place.moves) {

@@ -165,7 +165,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
     uint64_t lease_size = shms_leases_memory(leases, n);
     uint64_t ghosts_size = shms_ghosts_memory(n);
     uint64_t size =
-        zones_size + polled_size + ring_size + lease_size + ghosts_size + (2 * sizeof(uint32_t) + 1) * (uint64_t)n;
+        zones_size + polled_size + ring_size + lease_size + ghosts_size + (sizeof(uint32_t) + 1) * (uint64_t)n;
     uint8_t *memory = calloc(1, size), *at = memory;
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
     uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
@@ -189,10 +189,9 @@ static int build(struct shms_writer *w, bool keep_leases) {
                      keep_leases);
     shms_ghosts_init(&w->ghosts, at += lease_size, l->capacity, n);
     w->free_slots = (uint32_t *)(at += ghosts_size);
-    w->ring.seen = w->free_slots + n;
-    w->ring.uses = shms_remote_uses;
+    w->ring.used_remotely = shms_used_remotely;
     w->ring.context = w;
-    w->protected = (uint8_t *)(w->ring.seen + n);
+    w->protected = (uint8_t *)(w->free_slots + n);
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;

@@ -77,15 +77,15 @@ TEST(a_reference_without_a_lease_is_read_by_others_and_ends_nothing) {
 TEST(a_find_is_a_use_and_so_is_a_get_without_a_lease) {
     open_pair();
     CHECK_EQ(SHMS_OK, put_cached("a", 1));
-    for (uint64_t i = 0; i < 200; i++) { /* more often than the count of uses goes */
+    for (uint64_t i = 0; i < 3 * SHMS_MARKS; i++) { /* more often than there are marks */
         shms_view *v = i % 2 ? find(FINDER, "a") : view_of(readers[0], found_ref);
         CHECK(v || i == 0);
         shms_view_release(v);
         CHECK_EQ(SHMS_OK, put_cached(key_of("n", i), i));
         CHECK(has(0, "a"));
     }
-    for (uint64_t i = 200; i < 203; i++)
-        CHECK_EQ(SHMS_OK, put_cached(key_of("n", i), i));
+    for (uint64_t i = 0; i < 3; i++)
+        CHECK_EQ(SHMS_OK, put_cached(key_of("m", i), i));
     CHECK(!has(0, "a"));
     CHECK_EQ(SHMS_OK, put_cached("b", 1));
     memcpy(found_ref, ref, sizeof ref);
@@ -94,6 +94,25 @@ TEST(a_find_is_a_use_and_so_is_a_get_without_a_lease) {
     CHECK_EQ(SHMS_OK, put_cached("d", 1));
     CHECK(!has(0, "b"));
     end();
+}
+
+TEST(any_number_of_finds_is_a_use) {
+    static const int finds[][2] = {{0, 1}, {0, 64}, {0, 128}, {0, 640}, {32, 32}, {63, 1}, {64, 64}, {0, 512}};
+    for (size_t i = 0; i < sizeof finds / sizeof *finds; i++)
+        for (int before = 0; before < 64; before += 21) { /* and any number before the last look */
+            open_pair();
+            for (int look = 0; look < 2; look++) {
+                CHECK_EQ(SHMS_OK, put_cached("a", 1));
+                CHECK_EQ(SHMS_OK, put_cached("b", 2));
+                for (uint32_t rank = 0; rank < 2; rank++)
+                    for (int n = look ? finds[i][rank] : before; n > 0; n--)
+                        shms_view_release(find(rank, "a"));
+                CHECK_EQ(SHMS_OK, put_cached("c", 3));
+                CHECK_EQ(!look && before == 0, !has(0, "a"));
+                CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
+            }
+            end();
+        }
 }
 
 TEST(what_another_rank_has_pinned_is_busy_and_not_stale_while_its_owner_is_stopped) {

@@ -127,7 +127,7 @@ TEST(every_word_is_where_it_was) {
 #define O(field) offsetof(shms_slot, field)
     WORDS(0, O(state), O(id), O(secret), O(offset), O(length), O(head), O(flags), O(put_ns));
 #define H(field) offsetof(shms_holds, field)
-    CHECK(H(first) == 0 && H(uses) == 4 && H(dropped) == 8);
+    CHECK(H(first) == 0 && H(used) == 4 && H(dropped) == 8);
 #define L(field) offsetof(shms_lease, field)
     WORDS(0, L(number), L(what), L(id), L(opened_ns));
 #define R(field) offsetof(shms_reader_table, field)
@@ -157,7 +157,7 @@ TEST(the_example_of_the_header_is_true_byte_for_byte) {
     CHECK_EQ(128, s->offset);
     CHECK_EQ(69, s->length);
     CHECK_EQ(128, shms_span(s->length));
-    CHECK_EQ(1 | UINT64_C(2) << 32, s->head);
+    CHECK_EQ(shms_slot_head(1, 1, 2), s->head);
     CHECK_EQ(256, w->seg.writer->hand);
     end_writer(w);
 }
@@ -171,7 +171,7 @@ static void books_stay_within(uint32_t n, uint32_t readers, uint32_t writers) {
     uint64_t heap = shms_leases_memory((uint32_t)l.max_leases, n) +
                     shms_align_up(shms_ring_memory(n, (uint32_t)zones), 8) +
                     shms_zones_memory((uint32_t)zones, writers > 1 ? (uint32_t)peers : readers) +
-                    peers * (sizeof(shms_peer) + zones * sizeof(uint64_t)) + shms_ghosts_memory(n) + 9 * (uint64_t)n +
+                    peers * (sizeof(shms_peer) + zones * sizeof(uint64_t)) + shms_ghosts_memory(n) + 5 * (uint64_t)n +
                     sizeof(struct shms_writer);
     uint64_t promised = 256 + 4 * readers + (writers > 1 ? 48 + 16 * writers : 0);
     CHECK(control / writers + heap <= n * promised);

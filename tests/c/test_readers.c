@@ -16,16 +16,17 @@ TEST(a_pin_stays_only_if_the_object_is_there) {
     t = zeroed(4096);
     for (uint64_t state = SHMS_FREE; state <= SHMS_EVICTING; state++)
         for (uint64_t id = 7; id <= 8; id++)
-            for (uint32_t use = 0; use < 2; use++) {
-                slots[2] = (shms_slot){.state = state, .id = 7};
+            for (uint32_t mark = 1; mark < SHMS_MARKS; mark += SHMS_MARKS - 2) {
+                slots[2] = (shms_slot){.state = state, .id = 7, .head = shms_slot_head(1, mark, 0)};
                 bool there = id == 7 && (state == SHMS_LIVE || state == SHMS_EVICTING);
                 uint64_t releases = t->releases;
-                uint32_t uses = there ? use * SHMS_PIN_USE : 0; /* stay, and a pin that failed has none */
-                CHECK_EQ(there ? state : SHMS_FREE, shms_reader_table_pin(t, &layout, &slots[2], 2, id, use));
-                CHECK_EQ(uses + there, shms_reader_pins(t)[2]);
+                CHECK_EQ(there ? state : SHMS_FREE, shms_reader_table_pin(t, &layout, &slots[2], 2, id));
+                CHECK_EQ(there, shms_reader_pins(t)[2]);
+                shms_reader_table_use(t, &slots[2], 2);
+                CHECK_EQ(there, shms_pin_count(&shms_reader_pins(t)[2], memory_order_relaxed));
                 if (there)
                     shms_reader_table_unpin(t, &layout, 2, 0);
-                CHECK_EQ(uses, shms_reader_pins(t)[2]);
+                CHECK_EQ(mark << SHMS_PIN_MARK_SHIFT, shms_reader_pins(t)[2]);
                 CHECK_EQ(releases + 1, t->releases); /* a pin that came and went may have stopped an eviction */
                 shms_reader_pins(t)[2] = 0;
             }
@@ -62,7 +63,7 @@ TEST(every_step_matches_a_simple_model) {
         switch (below(&seed, 8)) {
         case 0:
         case 1:
-            CHECK_EQ(SHMS_LIVE, shms_reader_table_pin(t, &layout, &slots[slot], slot, slots[slot].id, false));
+            CHECK_EQ(SHMS_LIVE, shms_reader_table_pin(t, &layout, &slots[slot], slot, slots[slot].id));
             pins[slot]++;
             break;
         case 2:
