@@ -129,6 +129,7 @@ MUTATIONS = [
     Mutation("NO_BASE", "search", REFUSED),
     Mutation("NO_GONE", "search", REFUSED),
     Mutation("VERDICT_UNPOLLED", "search", REFUSED, ci=True),
+    Mutation("BLAMED_ONCE", "search", REFUSED, ci=True),
     Mutation("NO_RETIRED", "search-retired", REFUSED),
     Mutation("CANCEL_UNMARKED", "search", REFUSED),
     Mutation("COMMIT_UNMARKED", "search-reuse", REFUSED),

@@ -206,20 +206,29 @@ rests:          done
 
 /* The writer's private memory; see zones.h and shms_polled. */
 bool stale[2] = 1; bool held[2];
-byte h_base[NR]; byte h_verdict[NR];
-byte verdict[NR];
+byte h_base[NR]; byte h_verdict[NR] = HERE;  /* as of the last poll; UNKNOWN: it has turned since */
+byte verdict[NR]; byte last[NR] = HERE;      /* of this operation; of any */
+bool blamed[NR];      /* found here since all zones became stale: only these are polled for their death */
 #if ADOPTERS
-byte verdictB; byte h_verdictB; bool met; bool again;
+byte verdictB; byte lastB = HERE; byte h_verdictB = HERE; bool blamedB; bool met; bool again;
+#define FORGIVE blamed[0] = 0; blamed[NR-1] = 0; blamedB = 0
 #define FORGET verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; verdictB = UNKNOWN
 #else
+#define FORGIVE blamed[0] = 0; blamed[NR-1] = 0
 #define FORGET verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN            /* shms_reclaim_begin, yield_mutex */
 #endif
 
-inline ask(r)              /* rank_gone */
+#ifdef MUT_BLAMED_ONCE
+#define BLAME_AGAIN(r) skip
+#else
+#define BLAME_AGAIN(r) if :: verdict[r] == HERE -> blamed[r] = 1 :: else fi
+#endif
+
+inline ask(r)              /* gone */
 {
-        if :: atomic { verdict[r] != UNKNOWN -> skip }
+        if :: atomic { verdict[r] != UNKNOWN -> BLAME_AGAIN(r) }
            :: atomic { verdict[r] == UNKNOWN -> x = attached[r] };                    /* W1b: */
-              atomic { if :: x && !lock[r] -> verdict[r] = GONE :: else -> verdict[r] = HERE fi; x = 0;     /* W1c: */
+              atomic { if :: x && !lock[r] -> verdict[r] = GONE :: else -> verdict[r] = HERE; blamed[r] = 1 fi; x = 0; last[r] = verdict[r];     /* W1c: */
 #ifndef MUT_VERDICT_UNPOLLED
                        if :: verdict[r] != h_verdict[r] -> h_verdict[r] = UNKNOWN :: else fi
 #endif
@@ -242,10 +251,10 @@ inline poll_rank(r)
 #endif
         atomic { if :: releases_new[r] -> count = 1; releases_new[r] = 0 :: else fi };
 #ifndef MUT_NO_GONE
-        ask(r);
-        atomic { if :: verdict[r] != h_verdict[r] -> news = 1; h_verdict[r] = verdict[r] :: else fi };
+        if :: atomic { blamed[r] -> skip }; ask(r) :: atomic { !blamed[r] -> skip } fi;
+        atomic { if :: last[r] != h_verdict[r] -> news = 1; h_verdict[r] = last[r] :: else fi };
 #endif
-        atomic { if :: news -> stale[0] = 1; stale[1] = 1; count = 1 :: else fi; news = 0 };
+        atomic { if :: news -> stale[0] = 1; stale[1] = 1; count = 1; FORGIVE :: else fi; news = 0 };
         if :: atomic { count -> if :: Z(r,0) -> stale[0] = 1; Z(r,0) = 0 :: else fi };
               atomic { if :: Z(r,1) -> stale[1] = 1; Z(r,1) = 0 :: else fi; count = 0 }
            :: atomic { !count -> skip }
@@ -256,17 +265,18 @@ inline poll_rank(r)
 inline ask_B()             /* writer_gone */
 {
         atomic { if :: verdictB == UNKNOWN ->
-                       if :: lockB -> verdictB = HERE :: else -> verdictB = GONE fi;          /* W3w: */
+                       if :: lockB -> verdictB = HERE :: else -> verdictB = GONE fi; lastB = verdictB;       /* W3w: */
                        if :: verdictB != h_verdictB -> h_verdictB = UNKNOWN :: else fi
-                    :: else fi }
+                    :: else fi;
+                 if :: verdictB == HERE -> blamedB = 1 :: else fi }
 }
 
 inline poll_B()
 {
         atomic { x = epochB_new; epochB_new = 0 };
         atomic { NEWS(releasesB_new) };
-        ask_B();
-        atomic { if :: verdictB != h_verdictB || x -> stale[0] = 1; stale[1] = 1; news = 1; h_verdictB = verdictB
+        if :: atomic { blamedB -> skip }; ask_B() :: atomic { !blamedB -> skip } fi;
+        atomic { if :: lastB != h_verdictB || x -> stale[0] = 1; stale[1] = 1; news = 1; h_verdictB = lastB; FORGIVE
                     :: else fi; x = 0 };
         if :: atomic { news -> news = 0; if :: zoneB_new[0] -> stale[0] = 1; zoneB_new[0] = 0 :: else fi };
               atomic { if :: zoneB_new[1] -> stale[1] = 1; zoneB_new[1] = 0 :: else fi }

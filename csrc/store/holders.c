@@ -5,8 +5,12 @@
  * their leases saves work, but only W3f answers. The order behind W2 is W3h for all victims, then W3, then W3f, and
  * between the first two every verdict is forgotten; docs/concepts/protocol.md says why.
  */
+#include <string.h>
+
 #include "step.h"
 #include "writer.h"
+
+#define READS_AT_ONCE 1024 /* of ranks' words between two yields of the mutex */
 
 void shms_reclaim_begin(struct shms_writer *w) { w->operation++; }
 
@@ -14,23 +18,23 @@ void shms_reclaim_begin(struct shms_writer *w) { w->operation++; }
 static bool gone(struct shms_writer *w, uint32_t peer) {
     shms_peer *p = &w->peers[peer];
     uint32_t n_ranks = (uint32_t)w->seg.layout.n_readers;
-    if (p->asked == w->operation)
-        return p->gone;
-    bool attached = true;
-    if (peer < n_ranks) {
-        /* It is gone only if it has attached once. The epoch is read first (pairs with A3): a process that attaches for
-         * the first time in between holds the lock already. */
-        SHMS_STEP("W1b");
-        attached = atomic_load_explicit(&shms_segment_reader(&w->seg, peer)->epoch, memory_order_seq_cst) > 0;
-        SHMS_STEP("W1c");
-    } else {
-        SHMS_STEP("W3w"); /* pairs with that writer's death */
+    if (p->asked != w->operation) {
+        bool attached = true, before = p->gone;
+        if (peer < n_ranks) {
+            /* It is gone only if it has attached once. The epoch is read first (pairs with A3): a process that attaches
+             * for the first time in between holds the lock already. */
+            SHMS_STEP("W1b");
+            attached = atomic_load_explicit(&shms_segment_reader(&w->seg, peer)->epoch, memory_order_seq_cst) > 0;
+            SHMS_STEP("W1c");
+        } else {
+            SHMS_STEP("W3w"); /* pairs with that writer's death */
+        }
+        int role = peer < n_ranks ? (int)peer : SHMS_ROLE_OF_WRITER(peer - n_ranks);
+        p->gone = attached && !shms_segment_held(&w->seg, role);
+        p->turned |= p->gone != before;
+        p->asked = w->operation;
     }
-    int role = peer < n_ranks ? (int)peer : SHMS_ROLE_OF_WRITER(peer - n_ranks);
-    bool before = p->gone;
-    p->gone = attached && !shms_segment_held(&w->seg, role);
-    p->turned |= p->gone != before;
-    p->asked = w->operation;
+    p->blamed |= !p->gone;
     return p->gone;
 }
 
@@ -121,9 +125,11 @@ bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
     const shms_lease *e = &w->leases.table[entry];
     if (shms_get(&e->number) == 0 || shms_lease_held(shms_get(&e->what)))
         return false;
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        if (!lease_left_by(w, r, entry) && !(ask && gone(w, r)))
+    for (uint32_t i = 0, r = w->laggard; i < w->seg.layout.n_readers; i++, r = next_rank(w, r))
+        if (!lease_left_by(w, r, entry) && !(ask && gone(w, r))) {
+            w->laggard = r;
             return false;
+        }
     return true;
 }
 
@@ -141,38 +147,60 @@ bool shms_may_go(void *context, uint32_t slot) {
             return false;
         shms_leases_close(&w->leases, e);
     }
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        if (shms_pin_count(shms_pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r))
+    for (uint32_t i = 0, r = w->laggard; i < w->seg.layout.n_readers; i++, r = next_rank(w, r))
+        if (shms_pin_count(shms_pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r)) {
+            w->laggard = r;
             return false;
+        }
     return !held_remotely(w, slot);
 }
 
-/* The same for a survey, which also adds up who holds the object. A live rank holds it if it has pinned it, or has not
- * acknowledged a lease that expects it. Another writer holds it if it has pinned it, or has an open lease on it. */
-enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
-    struct shms_writer *w = context;
+/* Adds an object that may not go to what each holds. A live rank holds it if it has pinned it, or has not acknowledged a
+ * lease that expects it. Another writer holds it if it has pinned it, or has an open lease on it. */
+static void add_holders(struct shms_writer *w, uint32_t slot, shms_refusal *why) {
     uint32_t n_ranks = (uint32_t)w->seg.layout.n_readers, n_writers = (uint32_t)w->seg.layout.n_writers;
-    if (shms_may_go(w, slot))
-        return SHMS_FREE_TO_GO;
-    if (!held)
-        return SHMS_HELD;
-    if (shms_get(&shms_writer_slot(w, slot)->state) != SHMS_LIVE)
-        return SHMS_KEPT;
     uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
-    bool anyone = false, expected[SHMS_MAX_READERS] = {false};
-    for (uint32_t o = 0; n_writers > 1 && o < n_writers; o++)
+    bool anyone = false, expected[SHMS_MAX_READERS] = {false},
+         live = shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE;
+    for (uint32_t o = 0; live && n_writers > 1 && o < n_writers; o++)
         if (held_by(w, o, slot, expected)) {
-            held[n_ranks + o] += span;
+            why->held_by_writer[o] += span;
             anyone = true;
         }
-    for (uint32_t r = 0; r < n_ranks; r++) {
+    for (uint32_t r = 0; live && r < n_ranks; r++) {
         bool holds = expected[r] || (shms_pin_count(shms_pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r));
         for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])
             holds = !lease_left_by(w, r, e) && !gone(w, r);
-        held[r] += holds ? span : 0;
+        why->held[r] += holds ? span : 0;
         anyone |= holds;
     }
-    return anyone ? SHMS_HELD : SHMS_KEPT;
+    why->kept += anyone ? 0 : span;
+}
+
+int shms_writer_holders(shms_writer *w, shms_refusal *why) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    uint32_t n_ranks = (uint32_t)w->seg.layout.n_readers, read = 0;
+    shms_reclaim_begin(w);
+    why->kept = 0;
+    memset(why->held, 0, sizeof why->held);
+    memset(why->held_by_writer, 0, sizeof why->held_by_writer);
+    for (uint32_t r = 0; r < n_ranks; r++)
+        why->awaited[r] = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0;
+    for (uint32_t s = 0; s < w->seg.layout.max_objects; s++) {
+        const shms_slot *slot = shms_writer_slot(w, s);
+        if (shms_get(&slot->state) == SHMS_FREE || (why->kind && why->kind != shms_slot_kind(slot)) ||
+            shms_may_go(w, s))
+            continue;
+        add_holders(w, s, why);
+        if ((read += n_ranks) >= READS_AT_ONCE) {
+            read = 0;
+            if (shms_reclaim_yield(w) && w->closed)
+                return shms_writer_leave(w, SHMS_ECLOSED);
+        }
+    }
+    return shms_writer_leave(w, SHMS_OK);
 }
 
 /* W3 for n slots in EVICTING. */
@@ -224,14 +252,19 @@ static bool poll(struct shms_writer *w, uint32_t peer, shms_peer now, const shms
     shms_peer *p = &w->peers[peer];
     uint32_t n_zones = w->ring.n_zones;
     uint64_t *zones = w->polled_zones + (uint64_t)peer * n_zones;
-    now.gone = gone(w, peer);
-    now.asked = w->operation;
+    if (p->blamed) /* else nothing was found held by it, and its death lets go of nothing */
+        gone(w, peer);
+    now.asked = p->asked;
+    now.gone = p->gone;
+    now.blamed = p->blamed;
     bool all = p->turned || now.epoch != p->epoch || now.base != p->base || now.retired != p->retired;
     bool some = now.releases != p->releases;
     *p = now;
-    if (all)
+    if (all) {
         shms_zones_stale_all(&w->zones);
-    else if (!some)
+        for (uint32_t i = 0; i < w->seg.layout.n_readers + w->seg.layout.n_writers; i++)
+            w->peers[i].blamed = 0;
+    } else if (!some)
         return false;
     w->to_sweep = w->leases.n_entries;
     for (uint32_t z = 0; z < n_zones; z++) {

@@ -2,7 +2,6 @@
 #include "kinds.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static uint32_t kind_of(const shms_kinds *k, uint32_t slot) { return shms_slot_kind(&k->slots[slot]); }
 static uint64_t span_of(const shms_kinds *k, uint32_t slot) { return shms_span(shms_get(&k->slots[slot].length)); }
@@ -82,8 +81,6 @@ static void start_lap(const shms_kinds *k, shms_kind_choice *c) {
     c->count = k->lists[c->kind].count;
     c->changes = k->ring->changes;
     c->moved = c->spared = 0;
-    c->kept = 0;
-    memset(c->held, 0, sizeof c->held);
 }
 
 void shms_kinds_begin(const shms_kinds *k, shms_kind_choice *c, uint32_t kind, uint64_t span) {
@@ -95,14 +92,12 @@ void shms_kinds_begin(const shms_kinds *k, shms_kind_choice *c, uint32_t kind, u
 }
 
 /* Visits one object. False: it stays, and has moved to the end. */
-static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_look *look, void *context) {
+static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_may_go_fn *may_go, void *context) {
     bool spared = !c->last_lap && shms_ring_is_used(k->ring, slot);
-    enum shms_hold hold = spared ? SHMS_HELD : look(context, slot, c->held);
-    if (hold == SHMS_FREE_TO_GO)
+    if (!spared && may_go(context, slot))
         return true;
     if (spared)
         shms_ring_pass(k->ring, slot);
-    c->kept += hold == SHMS_KEPT ? span_of(k, slot) : 0;
     c->spared += spared;
     c->moved++;
     unlink_slot(k, &k->lists[c->kind], slot);
@@ -110,7 +105,7 @@ static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_look *
     return false;
 }
 
-int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_look *look, void *context, uint32_t n_ranks,
+int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_may_go_fn *may_go, void *context, uint32_t n_ranks,
                       int64_t *budget) {
     for (;;) {
         uint64_t over = shms_kinds_over(k, c->kind, c->span);
@@ -123,7 +118,7 @@ int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_look *look, void 
             if (*budget <= 0)
                 return -1;
             *budget -= n_ranks;
-            if (visit(k, c, s, look, context)) {
+            if (visit(k, c, s, may_go, context)) {
                 c->found += span_of(k, s);
                 c->n++;
             }

@@ -155,28 +155,42 @@ typedef struct search {
     uint64_t longest; /* the longest run, if there is no place */
 } search;
 
+/* Is the place a run, still? If an object has come to stay since its survey, the next search knows it. */
+static bool is_run(struct shms_writer *w, const shms_place *p, enum shms_level level) {
+    shms_ring *r = &w->ring;
+    for (uint32_t s = p->first; s != SHMS_NONE && shms_ring_start(r, s) < p->at + p->span; s = r->next[s])
+        if ((level == SHMS_UNUSED && shms_ring_is_used(r, s)) || !shms_may_go(w, s)) {
+            shms_ring_stale_slot(r, s);
+            return false;
+        }
+    return true;
+}
+
 /* Finds a place by zones. 1: found. 0: full. -1: out of budget, call again after a yield. */
 static int find_by_zones(struct shms_writer *w, search *f, int64_t *budget) {
     shms_ring *r = &w->ring;
-    const shms_area *area = &r->areas[f->area];
-    uint64_t anywhere, longest;
-    int rc = shms_zones_find(&w->zones, 0, r->capacity, 0, f->place.span, SHMS_ANY, budget, &anywhere, &f->longest);
-    if (rc <= 0)
-        return rc;
-    for (enum shms_level level = SHMS_UNUSED;; level = SHMS_ANY) {
-        rc = shms_zones_find(&w->zones, area->from, area->to, area->hand, f->place.span, level, budget, &f->place.at,
-                             &longest);
+    shms_place *p = &f->place;
+    enum shms_level level;
+    do {
+        const shms_area *area = &r->areas[f->area];
+        uint64_t anywhere, longest;
+        int rc = shms_zones_find(&w->zones, 0, r->capacity, 0, p->span, SHMS_ANY, budget, &anywhere, &f->longest);
+        if (rc <= 0)
+            return rc;
+        for (level = SHMS_UNUSED;; level = SHMS_ANY) {
+            rc = shms_zones_find(&w->zones, area->from, area->to, area->hand, p->span, level, budget, &p->at, &longest);
+            if (rc || level == SHMS_ANY)
+                break;
+        }
+        if (rc < 0)
+            return rc;
         f->lap = level == SHMS_ANY;
-        if (rc || f->lap)
-            break;
-    }
-    if (rc < 0)
-        return rc;
-    if (rc == 0) {
-        f->place.at = anywhere;
-        f->area = anywhere < r->areas[SHMS_LARGE].to ? SHMS_LARGE : SHMS_SMALL;
-    }
-    f->place.first = shms_ring_at(r, f->place.at);
+        if (rc == 0) {
+            p->at = anywhere;
+            f->area = anywhere < r->areas[SHMS_LARGE].to ? SHMS_LARGE : SHMS_SMALL;
+        }
+        p->first = shms_ring_at(r, p->at);
+    } while (!is_run(w, p, level));
     return 1;
 }
 
@@ -243,19 +257,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
     return 0;
 }
 
-/* Records who holds how much, as zones.h counts it. */
-static void name_holders(struct shms_writer *w, const uint64_t *held) {
-    const shms_layout *l = &w->seg.layout;
-    for (uint32_t r = 0; r < l->n_readers; r++) {
-        w->refusal.held[r] = held[r];
-        w->refusal.awaited[r] =
-            atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0;
-    }
-    if (l->n_writers > 1)
-        memcpy(w->refusal.held_by_writer, held + l->n_readers, l->n_writers * sizeof *held);
-}
-
-/* After a failed search: records who holds how much, and what room that leaves. */
+/* After a failed search: records what room is left. shms_writer_holders adds who has the rest. */
 static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     const shms_layout *l = &w->seg.layout;
     shms_refusal *why = &w->refusal;
@@ -265,9 +267,7 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     why->max_leases = l->max_leases;
     why->reclaimable = w->zones.total_free;
     why->longest = longest;
-    why->kept = w->zones.total_kept;
     why->kind = why->quota = why->kind_bytes = 0;
-    name_holders(w, w->zones.total);
     w->refused_at = w->ring.changes;
     return code;
 }
@@ -301,8 +301,6 @@ static int refuse_quota(struct shms_writer *w, const shms_kind_choice *c) {
     why->kind = c->kind;
     why->quota = shms_get(&w->kinds.table[c->kind].quota);
     why->kind_bytes = shms_get(&w->kinds.table[c->kind].bytes);
-    why->kept = c->kept;
-    name_holders(w, c->held);
     w->refused_at = c->changes;
     return SHMS_EQUOTA;
 }
@@ -327,7 +325,7 @@ static bool gap_of_chosen(const struct shms_writer *w, const shms_kind_choice *c
 /* Evicts objects of the kind itself, so that it stays within its quota. 1: one of them leaves a place. -1: call again.
  * SHMS_EQUOTA. 0 or SHMS_EFULL: as for find and evict. */
 static int find_in_quota(struct shms_writer *w, search *f, shms_kind_choice *c, int64_t *budget) {
-    int rc = shms_kinds_choose(&w->kinds, c, shms_reclaim_look, w, (uint32_t)w->seg.layout.n_readers, budget);
+    int rc = shms_kinds_choose(&w->kinds, c, shms_may_go, w, (uint32_t)w->seg.layout.n_readers, budget);
     if (rc <= 0)
         return rc ? rc : refuse_quota(w, c);
     bool fits = gap_of_chosen(w, c, f);

@@ -158,8 +158,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
     /* The arrays of 64-bit words first. */
     uint32_t peers = ranks + (uint32_t)l->n_writers;
     bool others = l->n_writers > 1;
-    uint32_t holders = others ? peers : ranks;
-    uint64_t zones_size = shms_zones_memory(zones, holders),
+    uint64_t zones_size = shms_zones_memory(zones),
              polled_size = peers * (sizeof(shms_peer) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t lease_size = shms_leases_memory(leases, n);
@@ -178,7 +177,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
     w->heap_bytes = size + sizeof *w;
     shms_writer_table *t = w->seg.writer;
     uint64_t hands[SHMS_AREAS] = {shms_get(&t->hand), shms_get(&t->small_hand)};
-    shms_zones_init(&w->zones, at, &w->ring, zones, holders, shms_reclaim_look, w);
+    shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_may_go, w);
     w->zones.wanted = &w->waiting;
     w->peers = (shms_peer *)(at += zones_size);
     w->polled_zones = (uint64_t *)(w->peers + peers);

@@ -22,7 +22,8 @@
 typedef struct shms_peer {
     /* `gone`: the verdict, of operation `asked`. `turned`: it has changed since the last poll, which must see that: a
      * process that died before A3 leaves no other trace, and surveys have used both. */
-    uint64_t asked : 62, gone : 1, turned : 1;
+    uint64_t asked : 61, gone : 1, turned : 1;
+    uint64_t blamed : 1; /* it was found alive when it seemed to hold something: each poll asks whether it still is */
     /* What the last poll has found. If any of it changes, other objects may go. */
     uint64_t epoch, releases;
     uint64_t retired; /* of a writer: how many times it has retired ranks */
@@ -59,6 +60,7 @@ struct shms_writer {
     shms_peer *peers;       /* the ranks, then the writers */
     uint64_t *polled_zones; /* [peer][zone]: their counts of releases at the last poll */
     uint64_t operation;     /* verdicts of an earlier one are forgotten */
+    uint32_t laggard; /* the rank that had the last held object */
     shms_index index;
     shms_leases leases;
     shms_kinds kinds;
@@ -103,8 +105,6 @@ bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);
 /* Does W1 and a first read of the pins. Closes the leases that it finds complete. The context is the writer. */
 shms_pin *shms_pin_of(struct shms_writer *w, uint32_t r, uint32_t slot); /* of rank r, for an own slot */
 shms_may_go_fn shms_may_go;
-/* For zones.h; the same context. */
-shms_look shms_reclaim_look;
 /* W3h, W3, W3f: is one of n slots in EVICTING held? Forgets which ranks are alive, if there are other writers. */
 bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t n);
 /* Marks the zones in which ranks and other writers may have released something since the last poll; see zones.h. The verdicts found here

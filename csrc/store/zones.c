@@ -8,19 +8,18 @@ static uint64_t zone_end(const shms_zones *z, uint32_t zone) {
     return end < z->ring->capacity ? end : z->ring->capacity;
 }
 
-uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_holders) {
-    return n_zones * (SHMS_LEVELS * sizeof(shms_run) + 2 * sizeof(uint64_t)) +
-           ((uint64_t)n_zones + 1) * n_holders * sizeof(uint64_t);
-}
+uint64_t shms_zones_memory(uint32_t n_zones) { return n_zones * (SHMS_LEVELS * sizeof(shms_run) + sizeof(uint64_t)); }
 
-void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t n_holders,
-                     shms_look *look, void *context) {
-    *z = (shms_zones){.ring = ring, .n_holders = n_holders, .total = memory, .look = look, .context = context};
-    z->held = z->total + n_holders;
-    z->free = z->held + (uint64_t)n_zones * n_holders;
-    z->kept = z->free + n_zones;
+void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t reads,
+                     shms_may_go_fn *may_go, void *context) {
+    *z = (shms_zones){.ring = ring,
+                      .reads = reads,
+                      .free = memory,
+                      .unfinished.zone = SHMS_NONE,
+                      .may_go = may_go,
+                      .context = context};
     for (int k = 0; k < SHMS_LEVELS; k++)
-        z->runs[k] = (shms_run *)(z->kept + n_zones) + k * n_zones;
+        z->runs[k] = (shms_run *)(z->free + n_zones) + k * n_zones;
 }
 
 void shms_zones_stale(shms_zones *z, uint32_t zone) {
@@ -36,70 +35,64 @@ void shms_zones_stale_all(shms_zones *z) {
         shms_ring_stale(z->ring, zone);
 }
 
-/* A run that is being measured: it starts at `start`. `whole`: it starts at the start of the zone. */
-typedef struct run_meter {
-    uint64_t start;
-    bool whole;
-} run_meter;
-
-static void end_run(shms_run *run, run_meter *t, uint64_t end, uint64_t next) {
-    uint64_t length = end > t->start ? end - t->start : 0;
-    if (t->whole)
+/* Ends the run at `*start`, and starts the next one. The first of a zone is the one at its start. */
+static void end_run(shms_run *run, uint64_t *start, uint64_t zone_start, uint64_t end, uint64_t next) {
+    uint64_t length = end > *start ? end - *start : 0;
+    if (*start == zone_start)
         run->lead = length;
-    if (length > run->longest)
+    if (length > run->longest) {
         run->longest = length;
-    *t = (run_meter){.start = next};
+        run->at = *start;
+    }
+    *start = next;
 }
 
-static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
-    shms_ring *r = z->ring;
-    shms_zone *of = &r->zones[zone];
-    uint64_t start = shms_zone_start(z->ring, zone), end = zone_end(z, zone),
-             *held = z->held + (uint64_t)zone * z->n_holders;
-    run_meter meters[SHMS_LEVELS];
+static void begin_survey(shms_zones *z, uint32_t zone) {
+    if (z->unfinished.zone != SHMS_NONE) /* of another zone, or of this one before a change */
+        z->ring->zones[z->unfinished.zone].stale = 1;
+    z->unfinished = (shms_survey){.zone = zone, .next = z->ring->zones[zone].first};
     for (int k = 0; k < SHMS_LEVELS; k++) {
-        meters[k] = (run_meter){.start = start, .whole = true};
+        z->unfinished.starts[k] = shms_zone_start(z->ring, zone);
         z->runs[k][zone] = (shms_run){0};
     }
-    for (uint32_t k = 0; k < z->n_holders; k++)
-        z->total[k] -= held[k];
-    memset(held, 0, z->n_holders * sizeof *held);
     z->total_free -= z->free[zone];
-    z->total_kept -= z->kept[zone];
-    z->free[zone] = z->kept[zone] = 0;
-    of->stale = 0;
-    for (uint32_t s = of->first; s != SHMS_NONE && shms_ring_start(r, s) < end; s = r->next[s]) {
-        uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
-        bool begins = from >= start; /* an object counts in the zone where it begins */
-        enum shms_hold hold = z->look(z->context, s, begins ? held : NULL);
-        *budget -= z->n_holders;
-        for (int k = 0; k < SHMS_LEVELS; k++)
-            if (k == SHMS_GAPS || hold != SHMS_FREE_TO_GO || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
-                end_run(&z->runs[k][zone], &meters[k], from, to);
-        if (begins && hold == SHMS_FREE_TO_GO)
-            z->free[zone] += to - from;
-        if (begins && hold == SHMS_KEPT)
-            z->kept[zone] += to - from;
-    }
-    for (int k = 0; k < SHMS_LEVELS; k++) {
-        z->runs[k][zone].trail = meters[k].start < end ? end - meters[k].start : 0;
-        end_run(&z->runs[k][zone], &meters[k], end, end);
-    }
-    for (uint32_t k = 0; k < z->n_holders; k++)
-        z->total[k] += held[k];
-    z->total_free += z->free[zone];
-    z->total_kept += z->kept[zone];
+    z->free[zone] = 0;
+    z->ring->zones[zone].stale = 0;
 }
 
-/* False: the budget is used up. */
-static bool survey_within(shms_zones *z, uint32_t zone, int64_t *budget) {
-    survey(z, zone, budget);
-    return *budget > 0 || (z->wanted && !atomic_load_explicit(z->wanted, memory_order_relaxed));
+/* True: the zone is surveyed. False: the budget is used up. */
+static bool survey(shms_zones *z, uint32_t zone, int64_t *budget) {
+    shms_ring *r = z->ring;
+    uint64_t start = shms_zone_start(r, zone), end = zone_end(z, zone);
+    shms_survey *now = &z->unfinished;
+    if (r->zones[zone].stale)
+        begin_survey(z, zone);
+    else if (now->zone != zone)
+        return true;
+    for (uint32_t s; (s = now->next) != SHMS_NONE && shms_ring_start(r, s) < end; now->next = r->next[s]) {
+        if (*budget <= 0 && (!z->wanted || atomic_load_explicit(z->wanted, memory_order_relaxed)))
+            return false;
+        *budget -= z->reads;
+        uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
+        bool goes = z->may_go(z->context, s);
+        for (int k = 0; k < SHMS_LEVELS; k++)
+            if (k == SHMS_GAPS || !goes || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
+                end_run(&z->runs[k][zone], &now->starts[k], start, from, to);
+        if (goes && from >= start) /* an object counts in the zone where it begins */
+            z->free[zone] += to - from;
+    }
+    for (int k = 0; k < SHMS_LEVELS; k++) {
+        z->runs[k][zone].trail = now->starts[k] < end ? end - now->starts[k] : 0;
+        end_run(&z->runs[k][zone], &now->starts[k], start, end, end);
+    }
+    z->total_free += z->free[zone];
+    now->zone = SHMS_NONE;
+    return true;
 }
 
 bool shms_zones_survey(shms_zones *z, int64_t *budget) {
     for (uint32_t zone = 0; zone < z->ring->n_zones; zone++)
-        if (z->ring->zones[zone].stale && !survey_within(z, zone, budget))
+        if (!survey(z, zone, budget))
             return false;
     return true;
 }
@@ -122,33 +115,26 @@ static bool accept_run(zone_search *q, uint64_t at, uint64_t length) {
     return q->best != UINT64_MAX && q->level != SHMS_GAPS;
 }
 
-/* Searches the objects of one zone from `from` on. *start: where the run begins in which the zone ends. */
-static bool search_zone(const shms_zones *z, uint32_t zone, uint64_t from, zone_search *q, uint64_t *start) {
+/* Notes the gaps of a zone, but for those at its start and at its end, which may be longer. */
+static void search_gaps(const shms_zones *z, uint32_t zone, zone_search *q) {
     shms_ring *r = z->ring;
-    *start = from;
-    for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < zone_end(z, zone);
-         s = r->next[s]) {
-        if (shms_ring_end(r, s) <= from)
-            continue;
-        bool stays = q->level == SHMS_GAPS || (q->level == SHMS_UNUSED && shms_ring_is_used(r, s)) ||
-                     z->look(z->context, s, NULL) != SHMS_FREE_TO_GO;
-        if (!stays)
-            continue;
-        if (shms_ring_start(r, s) > *start && accept_run(q, *start, shms_ring_start(r, s) - *start))
-            return true;
-        *start = shms_ring_end(r, s) < zone_end(z, zone) ? shms_ring_end(r, s) : zone_end(z, zone);
+    uint64_t end = zone_end(z, zone);
+    for (uint32_t s = r->zones[zone].first, next; s != SHMS_NONE && shms_ring_end(r, s) < end; s = next) {
+        next = r->next[s];
+        if (next == SHMS_NONE || shms_ring_start(r, next) >= end)
+            return;
+        accept_run(q, shms_ring_end(r, s), shms_ring_start(r, next) - shms_ring_end(r, s));
     }
-    return false;
 }
 
 static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search *q, int64_t *budget) {
     uint64_t start = from; /* start of the run in which the last zone ended */
     for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
-        if (z->ring->zones[zone].stale && !survey_within(z, zone, budget))
+        if (!survey(z, zone, budget))
             return -1;
         const shms_run *run = &z->runs[q->level][zone];
         uint64_t here = shms_zone_start(z->ring, zone), end = zone_end(z, zone);
-        bool cut = here < from; /* the hand is in this zone */
+        bool cut = here < from; /* the hand is in this zone; what is not at its end is found last, with all of it */
         if (!cut && run->lead == end - here) {
             if (q->level != SHMS_GAPS && accept_run(q, start, end - start))
                 return 1;
@@ -156,17 +142,11 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
         }
         if (!cut && accept_run(q, start, here + run->lead - start))
             return 1;
-        if (cut || run->longest >= q->span) {
-            if (search_zone(z, zone, cut ? from : here + run->lead, q, &start))
-                return 1;
-            /* the run has been pinned since, unless it ends the zone and is long enough with what follows */
-            if (!cut && q->best == UINT64_MAX && end - start < q->span && !survey_within(z, zone, budget))
-                return -1;
-        } else {
-            start = end - run->trail;
-        }
-        if (!cut && run->longest > q->longest)
-            q->longest = run->longest;
+        if (q->level == SHMS_GAPS && run->longest >= q->span)
+            search_gaps(z, zone, q);
+        else if (!cut && accept_run(q, run->at, run->longest))
+            return 1;
+        start = cut && end - run->trail < from ? from : end - run->trail;
     }
     uint64_t end = zone_end(z, last);
     return (end > start && accept_run(q, start, end - start)) || q->best != UINT64_MAX;
@@ -177,7 +157,7 @@ int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, ui
     zone_search q = {.span = span, .best = UINT64_MAX, .level = level};
     uint32_t last = shms_ring_zone(z->ring, to - 1);
     int rc = hand < to ? search_zones(z, hand, last, &q, budget) : 0;
-    if (rc == 0 && hand > from)
+    if (rc == 0 && hand > from) /* all of the hand's zone, too */
         rc = search_zones(z, from, last, &q, budget);
     *at = q.at;
     *longest = q.longest;

@@ -130,6 +130,7 @@ class Batch:
     def refusal(self) -> dict[str, Any]:
         """Return the fields of the last shms_refusal; those by rank or writer are dicts without zeros."""
         refusal = self.record.refusal
+        lib.shms_writer_holders(self._w, ffi.addressof(refusal))  # of a writer that was closed meanwhile: nobody
         found = {name: getattr(refusal, name) for name, _ in ffi.typeof("shms_refusal").fields}
         for name in ("held", "held_by_writer", "awaited"):
             values = found[name]

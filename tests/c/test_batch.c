@@ -165,6 +165,7 @@ TEST(a_refusal_is_in_the_batch_that_met_it) {
     begin();
     CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
     CHECK_EQ(SHMS_EFULL, shms_batch_begin(w, &b, "large", 5, "m", 1, NULL, 0, 8000, 0, 1));
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, &b.refusal));
     CHECK(b.refusal.capacity == 8192 && b.refusal.used_bytes == 256 && b.refusal.kept == 128);
     CHECK(b.refusal.awaited[0] == 1 && b.refusal.reclaimable == 128);
     shms_batch_undo(w, &b);

@@ -70,7 +70,8 @@ TEST(a_second_refusal_surveys_only_zones_with_releases) {
         CHECK(refused_by(code) <= little);
         CHECK_EQ(code, put_marked(w, "larger", 128, 1, NULL));
         CHECK(refused_by(code) <= little);
-        shms_refusal why = w->refusal;
+        shms_refusal why = {0};
+        CHECK_EQ(SHMS_OK, shms_writer_holders(w, &why));
         CHECK_EQ((MANY - 1) * 128, why.held[0]);
         CHECK_EQ(MANY * 128, why.held[1]);
         end();
@@ -78,13 +79,47 @@ TEST(a_second_refusal_surveys_only_zones_with_releases) {
     spare = 0;
 }
 
+static uint64_t probes;
+static void count_probes(const char *label) {
+    count_looks(label);
+    probes += !strcmp(label, "W1c");
+}
+
+TEST(a_refusal_asks_only_the_first_rank_that_holds_an_object) {
+    enum { N = 512, RANKS = 64 };
+    for (uint32_t late = 0; late < 2; late++) { /* or the last one */
+        open_store("first", (shms_options){.capacity = N * 128, .n_readers = RANKS, .max_objects = 2 * N}, 1);
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, RANKS - 1, NULL));
+        for (uint32_t r = 1; late && r < RANKS - 1; r++)
+            CHECK_EQ(SHMS_OK, shms_writer_retire(w, r));
+        for (int i = 0; i < N; i++) {
+            CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 64, (uint64_t)i, refs[i]));
+            if (late)
+                CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+        }
+        refused();
+        for (int i = 7; i < N; i += 50) {
+            CHECK_EQ(1, shms_reader_release(readers[late], refs[i]));
+            looks = probes = 0;
+            shms_step_hook = count_probes;
+            int rc = put_marked(w, "new", 128, 1, NULL);
+            shms_step_hook = NULL;
+            CHECK_EQ(SHMS_EFULL, rc);
+            CHECK(looks <= 2 * RANKS && probes <= 2);
+        }
+        end();
+    }
+}
+
 TEST(a_refusal_reports_reclaimable_bytes_and_their_longest_stretch) {
     shms_refusal room;
     begin(10, 20);
     room = w->refusal;
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, &room));
     CHECK(!room.reclaimable && !room.longest && !room.kept); /* nothing was refused yet */
     refused();
     room = w->refusal;
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, &room));
     CHECK(!room.reclaimable && !room.longest && !room.kept); /* everything is held */
     for (int i = 0; i < 10; i++) /* free: 0 1 | 3 | 6 7 8 9; the writer keeps 7 */
         for (int r = 0; r < 2; r++)
@@ -92,12 +127,14 @@ TEST(a_refusal_reports_reclaimable_bytes_and_their_longest_stretch) {
                 CHECK_EQ(1, shms_reader_release(readers[r], refs[i]));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
     room = w->refusal;
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, &room));
     CHECK_EQ(7 * 128, room.reclaimable);
     CHECK_EQ(4 * 128, room.longest);
     CHECK_EQ(SHMS_OK, verb_protect(w, "k7", 2));
     CHECK_EQ(1, shms_writer_delete(w, "k0", 2)); /* a gap counts like an object that may go */
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
     room = w->refusal;
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, &room));
     CHECK_EQ(5 * 128, room.reclaimable);
     CHECK_EQ(2 * 128, room.longest);
     CHECK_EQ(128, room.kept);
@@ -144,6 +181,7 @@ TEST(a_refusal_after_a_thousand_failed_searches_reports_its_findings) {
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL));
     shms_step_hook = NULL;
     room = w->refusal;
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, &room));
     CHECK_EQ(128, room.reclaimable);
     CHECK_EQ(128, room.longest);
     CHECK(!room.held[0] && !room.held[1]);
@@ -389,14 +427,14 @@ TEST(slots_run_out_like_bytes) {
     end();
 }
 
-static enum shms_hold count_surveyed(void *context, uint32_t slot, uint64_t *held) {
+static bool count_surveyed(void *context, uint32_t slot) {
     looks++;
-    return shms_reclaim_look(context, slot, held);
+    return shms_may_go(context, slot);
 }
 
 TEST(a_put_that_needs_the_slot_of_another_object_looks_for_no_gap) {
     open_store("no slot", (shms_options){.capacity = 1 << 20, .n_readers = 1, .max_objects = 512}, 1);
-    w->zones.look = count_surveyed;
+    w->zones.may_go = count_surveyed;
     looks = 0;
     for (uint64_t i = 0; i < 3000; i++) /* they leave gaps of all sizes */
         CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 448 + 1024 * (i % 3), i, NULL));

@@ -96,8 +96,8 @@ TEST(a_refusal_blames_only_the_ranks_of_the_group) {
     CHECK_EQ(SHMS_OK, put_for("k", SECOND));
     read_by(2);
     CHECK(!all_may_go());
-    shms_refusal why;
-    why = w->refusal;
+    shms_refusal why = {0};
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, &why));
     for (uint32_t r = 0; r < RANKS; r++)
         CHECK_EQ(r == 3 ? SPAN : 0, why.held[r]);
     end();

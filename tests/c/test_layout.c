@@ -169,8 +169,7 @@ static void books_stay_within(uint32_t n, uint32_t readers, uint32_t writers) {
     CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
     uint64_t control = l.readers_at + readers * l.reader_stride, zones = shms_n_zones(&l), peers = readers + writers;
     uint64_t heap = shms_leases_memory((uint32_t)l.max_leases, n) +
-                    shms_align_up(shms_ring_memory(n, (uint32_t)zones), 8) +
-                    shms_zones_memory((uint32_t)zones, writers > 1 ? (uint32_t)peers : readers) +
+                    shms_align_up(shms_ring_memory(n, (uint32_t)zones), 8) + shms_zones_memory((uint32_t)zones) +
                     peers * (sizeof(shms_peer) + zones * sizeof(uint64_t)) + shms_ghosts_memory(n) + 5 * (uint64_t)n +
                     sizeof(struct shms_writer);
     uint64_t promised = 256 + 4 * readers + (writers > 1 ? 48 + 16 * writers : 0);

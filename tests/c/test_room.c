@@ -357,6 +357,7 @@ TEST(a_wait_that_is_over_is_one_refusal_and_a_put_that_got_room_is_none) {
     run(&t);
     CHECK(t.ended - from >= 0.12 && t.ended - from < LATE);
     CHECK_EQ(SHMS_EFULL, t.rc);
+    CHECK_EQ(SHMS_OK, shms_writer_holders(writers[A], &t.b.refusal));
     CHECK_EQ(OBJECTS * UNIT, t.b.refusal.held[0]);
     CHECK_EQ(1, shms_get(refusals));
     shms_batch_drop(writers[A], &t.b);

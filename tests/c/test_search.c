@@ -419,6 +419,7 @@ TEST(a_search_that_yields_at_each_survey_finds_and_reports_the_same) {
             continue;
         shms_zones_stale_all(&w->zones);
         CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "new0", 4, ref));
+        CHECK_EQ(SHMS_OK, shms_writer_holders(w, &w->refusal));
         CHECK_EQ((2 * (HALF - FREED) - released) * 4096 + shms_span(30000 + SHMS_ALIGN), w->refusal.held[0]);
     }
     w->waiting = 0;
