@@ -77,29 +77,23 @@ int shms_kinds_build(shms_kinds *k, uint32_t n_slots, uint64_t *allocated) {
     return SHMS_OK;
 }
 
-static void start_lap(const shms_kinds *k, shms_kind_choice *c) {
-    c->count = k->lists[c->kind].count;
-    c->changes = k->ring->changes;
-    c->moved = c->spared = 0;
-}
-
 void shms_kinds_begin(const shms_kinds *k, shms_kind_choice *c, uint32_t kind, uint64_t span) {
-    c->kind = kind;
-    c->span = span;
-    c->last_lap = false;
-    if (shms_get(&k->table[kind].quota)) /* else nothing is chosen */
-        start_lap(k, c);
+    uint32_t count = k->lists[kind].count;
+    *c = (shms_kind_choice){.kind = kind, .span = span, .left = count, .skips = count, .changes = k->ring->changes};
 }
 
-/* Visits one object. False: it stays, and has moved to the end. */
+/* Visits one object. False: it has moved to the end. */
 static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_may_go_fn *may_go, void *context) {
-    bool spared = !c->last_lap && shms_ring_is_used(k->ring, slot);
-    if (!spared && may_go(context, slot))
-        return true;
-    if (spared)
+    if (c->skips && shms_ring_is_used(k->ring, slot)) {
+        uint64_t before = k->ring->changes;
         shms_ring_pass(k->ring, slot);
-    c->spared += spared;
-    c->moved++;
+        c->changes += k->ring->changes - before;
+        c->skips--;
+    } else if (may_go(context, slot)) {
+        return true;
+    } else {
+        c->left--;
+    }
     unlink_slot(k, &k->lists[c->kind], slot);
     append(k, &k->lists[c->kind], slot);
     return false;
@@ -107,29 +101,22 @@ static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_may_go
 
 int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_may_go_fn *may_go, void *context, uint32_t n_ranks,
                       int64_t *budget) {
-    for (;;) {
-        uint64_t over = shms_kinds_over(k, c->kind, c->span);
-        c->n = 0;
-        c->found = 0;
-        for (uint32_t s = k->lists[c->kind].first, next; s != SHMS_NONE && c->found < over; s = next) {
-            next = k->next[s];
-            if (c->n + c->moved >= c->count)
-                break;
-            if (*budget <= 0)
-                return -1;
-            *budget -= n_ranks;
-            if (visit(k, c, s, may_go, context)) {
-                c->found += span_of(k, s);
-                c->n++;
-            }
+    uint64_t over = shms_kinds_over(k, c->kind, c->span);
+    c->n = 0;
+    c->found = 0;
+    for (uint32_t s = k->lists[c->kind].first, next; s != SHMS_NONE && c->found < over && c->n < c->left; s = next) {
+        next = k->next[s];
+        if (*budget <= 0)
+            return -1;
+        *budget -= n_ranks;
+        if (visit(k, c, s, may_go, context)) {
+            c->found += span_of(k, s);
+            c->n++;
+        } else if (next == SHMS_NONE) { /* the last one has become the last one */
+            next = s;
         }
-        if (c->found >= over)
-            return 1;
-        if (c->last_lap || c->spared == 0)
-            return 0;
-        c->last_lap = true;
-        start_lap(k, c);
     }
+    return c->found >= over;
 }
 
 int shms_kinds_valid(const shms_kinds *k, uint32_t n_slots) {

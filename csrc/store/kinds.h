@@ -4,16 +4,10 @@
  * The writer table has a table of up to 15 kinds: a name, counts and perhaps a quota (layout.h). The flags of a slot have
  * the number of its kind, and 0 is no kind. The counts follow from the slots, so a successor computes them again.
  *
- * A kind with a quota also has a list of its objects, a CLOCK of its own:
- *
- *      first                                                       last
- *      | may go | may go |   not visited in this lap ...   | stays | stays |
- *        the n chosen                                        the objects moved
- *
- * A put that would exceed the quota visits objects from the first one on. An object that was used since its last visit
- * loses its second chance and moves to the end, and so does one that is held. The others are chosen, until there are
- * enough. A second lap also takes what was used. The choice stays valid over a yield, as far as it goes: the next call
- * visits the chosen objects again and goes on behind them.
+ * A kind with a quota also has a list of its objects, the oldest first. A put that would exceed the quota visits them from
+ * the first one on. One that was used is skipped once: it moves to the end, and is visited again. One that is held moves to
+ * the end, too. The others are chosen, until there are enough: they are the first n of the list. The choice stays valid
+ * over a yield, as far as it goes: the next call visits the chosen objects again and goes on behind them.
  *
  * The lists are private memory of the writer, and exist only if some kind has a quota.
  */
@@ -39,9 +33,9 @@ typedef struct shms_kind_choice {
     uint32_t kind;
     uint64_t span; /* of the new object */
     uint32_t n;    /* the first n objects of the list are chosen */
-    uint32_t moved, count, spared; /* in this lap: objects moved; all objects at its start; those moved for their use */
-    bool last_lap;
-    uint64_t changes; /* ring.changes at the start of this lap; the last lap makes none */
+    uint32_t left; /* objects that have not been found held, these among them */
+    uint32_t skips; /* how many may still be skipped */
+    uint64_t changes; /* ring.changes at the start, and those of skips */
     uint64_t found; /* bytes of the objects chosen */
 } shms_kind_choice;
 

@@ -188,6 +188,17 @@ TEST(what_was_used_has_a_second_chance) {
     end();
 }
 
+TEST(an_only_object_of_its_kind_goes_although_it_was_used) {
+    begin(64 * KIB, 16, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
+    for (uint64_t i = 0; i < 4; i++) {
+        put_free(i, 8 * KIB, encoder);
+        CHECK_EQ(1, touch(i));
+        CHECK_EQ(0, i && there(i - 1));
+    }
+    end();
+}
+
 TEST(a_search_surveys_again_what_has_lost_its_second_chance) {
     int64_t budget = INT64_MAX;
     at_the_quota(12, 64 * KIB);
