@@ -121,7 +121,7 @@ int shms_keep_remote(struct shms_writer *w, const char *key, uint32_t key_len, u
     if (slot == SHMS_NONE)
         return 0;
     shms_reclaim_begin(w);
-    uint32_t entry = shms_reclaim_lease(w);
+    uint32_t entry = shms_reclaim_lease(w, &(bool){false}); /* the id is asked again under the pin */
     if (entry == SHMS_NONE)
         return w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
     return shms_adopt(w, slot, shms_get(&seen.id), entry, 0, true, out);

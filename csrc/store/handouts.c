@@ -39,18 +39,26 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
         return shms_writer_leave(w, SHMS_EINVAL);
     uint64_t hash = shms_key_hash(w, key, key_len);
     shms_slot seen;
-    uint32_t own = shms_find_live(w, hash, key, key_len), slot = SHMS_NONE;
-    if (own == SHMS_NONE && (slot = shms_look_remote(w, hash, key, key_len, &seen)) == SHMS_NONE) {
-        shms_count(w, SHMS_C(misses), 1);
-        return shms_writer_leave(w, SHMS_ENOTFOUND);
-    }
-    shms_reclaim_begin(w);
-    uint32_t entry = shms_reclaim_lease(w);
-    if (entry == SHMS_NONE) {
-        rc = w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
-        shms_writer_refused(w, rc, b);
-        return shms_writer_leave(w, rc);
-    }
+    uint32_t own, slot = SHMS_NONE, entry = SHMS_NONE;
+    bool others;
+    do { /* the object may go while others have the mutex */
+        own = shms_find_live(w, hash, key, key_len);
+        if (own == SHMS_NONE && (slot = shms_look_remote(w, hash, key, key_len, &seen)) == SHMS_NONE) {
+            shms_leases_untake(&w->leases, entry);
+            shms_count(w, SHMS_C(misses), 1);
+            return shms_writer_leave(w, SHMS_ENOTFOUND);
+        }
+        others = false;
+        if (entry == SHMS_NONE) {
+            shms_reclaim_begin(w);
+            entry = shms_reclaim_lease(w, &others);
+        }
+        if (entry == SHMS_NONE) {
+            rc = w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
+            shms_writer_refused(w, rc, b);
+            return shms_writer_leave(w, rc);
+        }
+    } while (others);
     if (own != SHMS_NONE) {
         shms_ring_use(&w->ring, own);
         shms_hand_out(w, shms_writer_global(w, own), entry, group, hold, b->ref);

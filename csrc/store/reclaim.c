@@ -34,8 +34,8 @@ enum { AGAIN = 1 }; /* the caller searches again */
 #define BUDGET 64          /* reads of a rank's words between two yields; a survey finishes its zone first */
 #define FORGET_AT_ONCE 128 /* victims between two yields */
 #define UNPROTECT_AT_ONCE 64
-#define SWEEP_AT_ONCE                                                                                                  \
-    16384 /* lease entries that one call checks if no entry is free; the next call continues after them */
+#define SWEEP_AT_ONCE 4096 /* the same, of a sweep of lease entries */
+#define COUNT_AT_ONCE 256  /* lease entries between two yields of a count */
 #define ASK_AFTER 64       /* leases; a rank may be busy as long as fewer have been opened since */
 #define SWEEP_EARLY 512    /* lease entries that each hand-out checks, at most */
 /* failed searches before the store counts as full: its readers are then faster than the search */
@@ -413,14 +413,19 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool
     return rc;
 }
 
-/* Closes the complete leases among the next n entries after the last sweep. */
-static void sweep(struct shms_writer *w, uint32_t n, bool ask) {
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t e = w->sweep_at;
+/* Closes the complete leases among the next n entries after the last sweep, or of fewer, if that takes too many reads.
+ * Returns how many entries it has checked. */
+static uint32_t sweep(struct shms_writer *w, uint32_t n, bool ask) {
+    uint32_t reads = 0, i = 0;
+    for (; i < n && reads < SWEEP_AT_ONCE; i++) {
+        uint32_t e = w->sweep_at, laggard = w->laggard;
         w->sweep_at = e + 1 < w->leases.n_entries ? e + 1 : 0;
-        if (shms_lease_done(w, e, ask))
+        bool done = shms_lease_done(w, e, ask);
+        if (done)
             shms_leases_close(&w->leases, e);
+        reads += done || laggard != w->laggard ? (uint32_t)w->seg.layout.n_readers : 1;
     }
+    return i;
 }
 
 static uint32_t at_most(uint32_t n, uint32_t limit) { return n < limit ? n : limit; }
@@ -438,11 +443,14 @@ void shms_reclaim_leases(struct shms_writer *w) {
 uint64_t shms_reclaim_open(struct shms_writer *w) {
     uint64_t in_use = shms_get(&w->seg.writer->open_leases), open = 0;
     shms_reclaim_begin(w);
-    for (uint32_t e = 0; in_use && e < w->leases.n_entries; e++)
+    for (uint32_t e = 0; in_use && !w->closed && e < w->leases.n_entries; e++) {
         if (shms_get(&w->leases.table[e].number)) {
             in_use--;
             open += !shms_lease_done(w, e, true);
         }
+        if (e % COUNT_AT_ONCE == COUNT_AT_ONCE - 1)
+            shms_reclaim_yield(w);
+    }
     return open;
 }
 
@@ -457,19 +465,22 @@ void shms_reclaim_list(struct shms_writer *w, uint32_t slot) {
     }
 }
 
-uint32_t shms_reclaim_lease(struct shms_writer *w) {
+uint32_t shms_reclaim_lease(struct shms_writer *w, bool *others) {
     uint32_t entry = shms_leases_take(&w->leases);
-    if (entry == SHMS_NONE) {
+    if (entry == SHMS_NONE)
         shms_poll(w); /* without a change, entries that were swept since the last one need no second sweep */
-        uint32_t n = at_most(w->to_sweep, SWEEP_AT_ONCE);
-        w->to_sweep -= n;
-        sweep(w, n, true);
+    while (entry == SHMS_NONE && w->to_sweep) {
+        w->to_sweep -= sweep(w, w->to_sweep, true);
         entry = shms_leases_take(&w->leases);
+        if (entry == SHMS_NONE && shms_reclaim_yield(w)) {
+            *others = true;
+            if (w->closed)
+                return SHMS_NONE;
+        }
     }
-    if (entry != SHMS_NONE)
-        return entry;
-    survey_and_refuse(w, SHMS_ENOLEASE);
-    return SHMS_NONE;
+    if (entry == SHMS_NONE)
+        survey_and_refuse(w, SHMS_ENOLEASE);
+    return entry;
 }
 
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {

@@ -48,7 +48,7 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
         return rc;
     shms_reclaim_begin(w);
     uint32_t entry = SHMS_NONE;
-    if (leased && (entry = shms_reclaim_lease(w)) == SHMS_NONE)
+    if (leased && (entry = shms_reclaim_lease(w, &(bool){false})) == SHMS_NONE)
         return SHMS_ENOLEASE;
     shms_placement place;
     if ((rc = shms_reclaim_space(w, span, kind, b->waits_since, &place))) {

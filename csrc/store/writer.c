@@ -387,6 +387,9 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
     int rc = shms_writer_enter_to_list(w);
     if (rc)
         return rc;
+    uint64_t open = shms_reclaim_open(w);
+    if (w->closed)
+        return shms_writer_leave(w, SHMS_ECLOSED);
     const shms_layout *l = &w->seg.layout;
     const shms_writer_table *t = w->seg.writer;
     *out = (shms_stats){.capacity = l->capacity,
@@ -397,7 +400,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .used_bytes = shms_get(&t->used_bytes),
                         .next_id = shms_get(&t->next_id),
                         .next_lease = shms_get(&t->next_lease),
-                        .open_leases = shms_reclaim_open(w),
+                        .open_leases = open,
                         .max_leases = w->seg.layout.max_leases,
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
                         .heap_bytes = w->heap_bytes};

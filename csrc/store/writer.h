@@ -118,11 +118,12 @@ bool shms_poll(struct shms_writer *w);
  * `waits`: the put has been refused, and waits for room.
  * Other threads may have had the mutex in the meantime. */
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool waits, shms_placement *out);
-/* Takes a lease entry, or returns SHMS_NONE; then other threads may have had the mutex. */
-uint32_t shms_reclaim_lease(struct shms_writer *w);
+/* Takes a lease entry, or returns SHMS_NONE; then, or if it sets *others, other threads may have had the mutex. */
+uint32_t shms_reclaim_lease(struct shms_writer *w, bool *others);
 /* Closes some of the leases that are complete, if few entries are free; for after each hand-out. */
 void shms_reclaim_leases(struct shms_writer *w);
-uint64_t shms_reclaim_open(struct shms_writer *w); /* leases that are open and not complete; closes none */
+/* Leases that are open and not complete; closes none. Other threads may have had the mutex. */
+uint64_t shms_reclaim_open(struct shms_writer *w);
 /* Before a lease is opened on another writer's slot: looks at two of this writer's leases there, in turn, and closes those
  * that are complete. So the list that the owner walks is at most twice as long as leases were open at once (and 128
  * longer if ranks have died). */

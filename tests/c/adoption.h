@@ -268,7 +268,7 @@ static void b_pins(void) {
 static void b_goes_on(void) {
     if (half == SHMS_NONE)
         return;
-    shms_hand_out(b, half, shms_reclaim_lease(b), 0, false, ref);
+    shms_hand_out(b, half, shms_reclaim_lease(b, &(bool){false}), 0, false, ref);
     shms_holds_unpin(&b->seg, half);
     promise(B, ref, READ, true);
     half = SHMS_NONE;

@@ -60,6 +60,7 @@ static void start(const char *label, void (*does)(void)) {
 static void expect(uint64_t n) {
     CHECK(pthread_join(other, NULL) == 0);
     shms_step_hook = NULL;
+    offered = false;
     CHECK_EQ(n, visited + deleted);
     CHECK(until <= MOST);
 }
@@ -150,6 +151,49 @@ TEST(the_end_of_all_leases_lets_others_in_and_leaves_what_they_open) {
     expect(N);
     for (int i = 0; i < 2; i++)
         CHECK_EQ(1, shms_writer_cancel(w, late[i]));
+    end();
+}
+
+TEST(a_count_of_open_leases_lets_others_in) {
+    shms_stats stats;
+    setup(true);
+    start("W1a", look);
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
+    expect(N);
+    CHECK_EQ(N, stats.open_leases);
+    end();
+}
+
+static void take_all_entries(void) {
+    setup(true);
+    while (w->leases.n_free)
+        CHECK_EQ(SHMS_OK, verb_hit(w, "k1", 2, ref));
+}
+
+static uint32_t all_entries(void) { return w->leases.n_entries; }
+
+TEST(a_sweep_for_a_lease_entry_lets_others_in) {
+    take_all_entries();
+    start("W1a", look);
+    CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k1", 2, ref));
+    expect(all_entries() + N); /* it surveys, too */
+    end();
+}
+
+static void delete_k2(void) { CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); }
+
+TEST(what_is_deleted_during_a_sweep_for_its_lease_is_not_found) {
+    take_all_entries();
+    attach(0);
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
+    shms_ref parts;
+    shms_ref_unpack(&parts, ref);
+    w->sweep_at = (parts.entry + 1) % all_entries(); /* so it comes to that one last */
+    start("W1a", delete_k2);
+    CHECK_EQ(SHMS_ENOTFOUND, verb_hit(w, "k2", 2, ref));
+    CHECK(pthread_join(other, NULL) == 0);
+    shms_step_hook = NULL;
+    CHECK_EQ(1, w->leases.n_free);
     end();
 }
 
