@@ -200,18 +200,25 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     f->area = shms_ring_area(r, span);
     f->moves = true;
     f->lap = false;
-    uint64_t wanted = shms_ring_wanted(r, span);
-    /* A gap after the hand is as good as new room, unless an object must be evicted anyway, for its slot. */
-    if (w->n_free_slots && wanted <= r->gap && shms_ring_gap(r, f->area) < span) {
-        int rc = shms_zones_find(&w->zones, 0, r->areas[SHMS_LARGE].to, 0, wanted, SHMS_GAPS, budget, &f->place.at,
-                                 &f->longest);
+    /* A gap after the hand is as good as new room, unless an object must be evicted anyway, for its slot. A small
+     * object takes one of either area. */
+    bool gaps = w->n_free_slots && shms_ring_gap(r, f->area) < span;
+    for (int a = span <= r->small ? SHMS_SMALL : SHMS_LARGE; gaps && a >= SHMS_LARGE; a--) {
+        shms_area *area = &r->areas[a];
+        if (span > area->gap || area->from == area->to)
+            continue;
+        uint64_t from = shms_zone_start(r, shms_ring_zone(r, area->hand)), longest;
+        from = span > r->small || from == area->to ? area->from : from; /* what the hand has left is near it */
+        int rc =
+            shms_zones_find(&w->zones, area->from, area->to, from, span, SHMS_GAPS, budget, &f->place.at, &longest);
         if (rc > 0) {
             f->place.first = shms_ring_at(r, f->place.at);
+            f->area = (enum shms_area_name)a;
             f->moves = false;
         }
         if (rc)
             return rc;
-        r->gap = f->longest;
+        area->gap = longest;
     }
     if (f->polled)
         return find_by_zones(w, f, budget);

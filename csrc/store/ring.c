@@ -24,6 +24,7 @@ static void enter_zones(shms_ring *r, uint32_t slot) {
     for (uint32_t z = shms_ring_zone(r, shms_ring_start(r, slot)); z <= shms_ring_zone(r, shms_ring_end(r, slot) - 1);
          z++) {
         shms_zone *zone = &r->zones[z];
+        zone->moved = true;
         if (zone->first == SHMS_NONE || shms_ring_start(r, zone->first) > shms_ring_start(r, slot))
             zone->first = slot;
     }
@@ -70,7 +71,7 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
     r->prev = r->next + n_slots;
     r->used = (uint8_t *)(r->prev + n_slots);
     for (uint32_t z = 0; z < r->n_zones; z++)
-        r->zones[z] = (shms_zone){.first = SHMS_NONE, .stale = 1, .lap = 1};
+        r->zones[z] = (shms_zone){.first = SHMS_NONE, .stale = true, .moved = true, .lap = 1};
     for (uint32_t i = 0; i < count; i++) {
         r->prev[order[i]] = i ? order[i - 1] : SHMS_NONE;
         r->next[order[i]] = i + 1 < count ? order[i + 1] : SHMS_NONE;
@@ -83,9 +84,8 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
     }
     /* else a zone would be too large a fraction */
     r->small = r->n_zones >= SMALL_AREA / 2 ? r->capacity / SMALL_OBJECT : 0;
-    r->gap = r->capacity;
-    r->areas[SHMS_LARGE] = (shms_area){.to = r->capacity};
-    r->areas[SHMS_SMALL] = (shms_area){.from = r->capacity, .to = r->capacity, .hand = r->capacity};
+    r->areas[SHMS_LARGE] = (shms_area){.to = r->capacity, .gap = r->capacity};
+    r->areas[SHMS_SMALL] = (shms_area){.from = r->capacity, .to = r->capacity, .hand = r->capacity, .gap = r->capacity};
     set_hand(r, SHMS_LARGE, hands[SHMS_LARGE]);
     set_hand(r, SHMS_SMALL, r->capacity);
     for (uint32_t i = 0; i < count; i++)
@@ -118,10 +118,6 @@ static uint32_t next_victim(const shms_ring *r, enum shms_area_name name) {
     return s == SHMS_NONE || shms_ring_start(r, s) >= area->to ? SHMS_NONE : s;
 }
 
-uint64_t shms_ring_wanted(const shms_ring *r, uint64_t span) {
-    return span > r->small ? span : r->capacity / SMALL_AREA;
-}
-
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
     const shms_area *large = &r->areas[SHMS_LARGE];
     if (span > r->small)
@@ -132,7 +128,7 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
         return SHMS_SMALL;
     bool last = large->hand_next == SHMS_NONE || shms_ring_start(r, large->hand_next) >= large->to;
     /* free room: next to the other small objects, or room to spare */
-    if (shms_ring_gap(r, SHMS_LARGE) >= (last ? span : shms_ring_wanted(r, span)))
+    if (shms_ring_gap(r, SHMS_LARGE) >= (last ? span : r->capacity / SMALL_AREA))
         return SHMS_LARGE;
     uint32_t here = next_victim(r, SHMS_SMALL), there = next_victim(r, SHMS_LARGE);
     if (here == SHMS_NONE || there == SHMS_NONE) /* an area without objects has room */
@@ -184,8 +180,12 @@ bool shms_ring_near(shms_ring *r, enum shms_area_name name, enum shms_level leve
 
 /* Notes a gap that is not at a hand, or not any more. */
 static void note_gap(shms_ring *r, uint64_t from, uint64_t to) {
-    if (to > from && to - from > r->gap)
-        r->gap = to - from;
+    for (int a = 0; a < SHMS_AREAS; a++) {
+        shms_area *area = &r->areas[a];
+        uint64_t start = from > area->from ? from : area->from, end = to < area->to ? to : area->to;
+        if (end > start && end - start > area->gap)
+            area->gap = end - start;
+    }
 }
 
 void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind) {
@@ -260,6 +260,7 @@ void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
     for (uint32_t z = shms_ring_zone(r, start); z <= shms_ring_zone(r, end - 1); z++) {
         shms_zone *zone = &r->zones[z];
         shms_ring_stale(r, z);
+        zone->moved = true;
         if (zone->first != SHMS_NONE && shms_ring_start(r, zone->first) >= start)
             zone->first =
                 behind != SHMS_NONE && shms_ring_start(r, behind) < shms_zone_start(r, z + 1) ? behind : SHMS_NONE;

@@ -47,17 +47,45 @@ static void end_run(shms_run *run, uint64_t *start, uint64_t zone_start, uint64_
     *start = next;
 }
 
+/* The same for the last one. */
+static void end_runs(shms_run *run, uint64_t *start, uint64_t zone_start, uint64_t end) {
+    run->trail = *start < end ? end - *start : 0;
+    end_run(run, start, zone_start, end, end);
+}
+
+static bool is_used_up(const shms_zones *z, const int64_t *budget) {
+    return *budget <= 0 && (!z->wanted || atomic_load_explicit(z->wanted, memory_order_relaxed));
+}
+
+/* Measures the gaps of a zone, which takes no reads of other processes' words. False: the budget is used up. */
+static bool measure(shms_zones *z, uint32_t zone, int64_t *budget) {
+    shms_ring *r = z->ring;
+    uint64_t start = shms_zone_start(r, zone), end = zone_end(z, zone), from = start;
+    shms_run *run = &z->runs[SHMS_GAPS][zone];
+    if (!r->zones[zone].moved)
+        return true;
+    if (is_used_up(z, budget))
+        return false;
+    *run = (shms_run){0};
+    r->zones[zone].moved = false;
+    for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < end; s = r->next[s])
+        end_run(run, &from, start, shms_ring_start(r, s), shms_ring_end(r, s));
+    end_runs(run, &from, start, end);
+    --*budget;
+    return true;
+}
+
 static void begin_survey(shms_zones *z, uint32_t zone) {
     if (z->unfinished.zone != SHMS_NONE) /* of another zone, or of this one before a change */
-        z->ring->zones[z->unfinished.zone].stale = 1;
+        z->ring->zones[z->unfinished.zone].stale = true;
     z->unfinished = (shms_survey){.zone = zone, .next = z->ring->zones[zone].first};
-    for (int k = 0; k < SHMS_LEVELS; k++) {
+    for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++) {
         z->unfinished.starts[k] = shms_zone_start(z->ring, zone);
         z->runs[k][zone] = (shms_run){0};
     }
     z->total_free -= z->free[zone];
     z->free[zone] = 0;
-    z->ring->zones[zone].stale = 0;
+    z->ring->zones[zone].stale = false;
 }
 
 /* True: the zone is surveyed. False: the budget is used up. */
@@ -70,21 +98,19 @@ static bool survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     else if (now->zone != zone)
         return true;
     for (uint32_t s; (s = now->next) != SHMS_NONE && shms_ring_start(r, s) < end; now->next = r->next[s]) {
-        if (*budget <= 0 && (!z->wanted || atomic_load_explicit(z->wanted, memory_order_relaxed)))
+        if (is_used_up(z, budget))
             return false;
         *budget -= z->reads;
         uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
         bool goes = z->may_go(z->context, s);
-        for (int k = 0; k < SHMS_LEVELS; k++)
-            if (k == SHMS_GAPS || !goes || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
+        for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++)
+            if (!goes || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
                 end_run(&z->runs[k][zone], &now->starts[k], start, from, to);
         if (goes && from >= start) /* an object counts in the zone where it begins */
             z->free[zone] += to - from;
     }
-    for (int k = 0; k < SHMS_LEVELS; k++) {
-        z->runs[k][zone].trail = now->starts[k] < end ? end - now->starts[k] : 0;
-        end_run(&z->runs[k][zone], &now->starts[k], start, end, end);
-    }
+    for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++)
+        end_runs(&z->runs[k][zone], &now->starts[k], start, end);
     z->total_free += z->free[zone];
     now->zone = SHMS_NONE;
     return true;
@@ -101,10 +127,10 @@ bool shms_zones_survey(shms_zones *z, int64_t *budget) {
 typedef struct zone_search {
     uint64_t span, at, best, longest;
     enum shms_level level;
+    bool first; /* the first one will do, because it is next in the order of the hand; else the shortest is best */
 } zone_search;
 
-/* Notes a run. Returns true if the search is over. Where objects go, the first run will do, because it is next in the
- * order of the hand. For gaps, the shortest sufficient one is best. */
+/* Notes a run. Returns true if the search is over. */
 static bool accept_run(zone_search *q, uint64_t at, uint64_t length) {
     if (length > q->longest)
         q->longest = length;
@@ -112,7 +138,7 @@ static bool accept_run(zone_search *q, uint64_t at, uint64_t length) {
         q->best = length;
         q->at = at;
     }
-    return q->best != UINT64_MAX && q->level != SHMS_GAPS;
+    return q->best != UINT64_MAX && q->first;
 }
 
 /* Notes the gaps of a zone, but for those at its start and at its end, which may be longer. */
@@ -130,19 +156,19 @@ static void search_gaps(const shms_zones *z, uint32_t zone, zone_search *q) {
 static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search *q, int64_t *budget) {
     uint64_t start = from; /* start of the run in which the last zone ended */
     for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
-        if (!survey(z, zone, budget))
+        if (!(q->level == SHMS_GAPS ? measure : survey)(z, zone, budget))
             return -1;
         const shms_run *run = &z->runs[q->level][zone];
         uint64_t here = shms_zone_start(z->ring, zone), end = zone_end(z, zone);
         bool cut = here < from; /* the hand is in this zone; what is not at its end is found last, with all of it */
         if (!cut && run->lead == end - here) {
-            if (q->level != SHMS_GAPS && accept_run(q, start, end - start))
+            if (q->first && accept_run(q, start, end - start))
                 return 1;
             continue;
         }
         if (!cut && accept_run(q, start, here + run->lead - start))
             return 1;
-        if (q->level == SHMS_GAPS && run->longest >= q->span)
+        if (!q->first && run->longest >= q->span)
             search_gaps(z, zone, q);
         else if (!cut && accept_run(q, run->at, run->longest))
             return 1;
@@ -154,7 +180,8 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
 
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,
                     int64_t *budget, uint64_t *at, uint64_t *longest) {
-    zone_search q = {.span = span, .best = UINT64_MAX, .level = level};
+    zone_search q = {
+        .span = span, .best = UINT64_MAX, .level = level, .first = level != SHMS_GAPS || span <= z->ring->small};
     uint32_t last = shms_ring_zone(z->ring, to - 1);
     int rc = hand < to ? search_zones(z, hand, last, &q, budget) : 0;
     if (rc == 0 && hand > from) /* all of the hand's zone, too */

@@ -31,9 +31,8 @@ static void count(const char *label) {
         return;
     if (visited++ == 0) {
         CHECK(pthread_create(&other, NULL, meet, NULL) == 0);
-        while (!atomic_load(&asks))
-            ;
-        usleep(1000); /* it waits for the mutex */
+        while (!atomic_load(&asks) || !atomic_load(&w->waiting))
+            sched_yield();
     }
     until += !atomic_load(&answered);
     uint32_t next = w->ring.next[w->ring.first];
