@@ -52,12 +52,13 @@ int __wrap_kill(pid_t pid, int signal) {
 #endif
 
 #ifdef SHMS_EMULATED
-/* No forked child has a page with MADV_DONTFORK: those of locks, of which a process has few. */
-static _Atomic(void *) unforked[64];
+/* No forked child has a page with MADV_DONTFORK: those of locks. */
+#define UNFORKED 1024
+static _Atomic(void *) unforked[UNFORKED];
 int __real_madvise(void *at, size_t size, int advice);
 int __wrap_madvise(void *at, size_t size, int advice) {
     for (int i = 0; advice == MADV_DONTFORK; i++) {
-        CHECK(i < 64);
+        CHECK(i < UNFORKED);
         if (atomic_compare_exchange_strong(&unforked[i], &(void *){NULL}, at))
             break;
     }
@@ -65,12 +66,12 @@ int __wrap_madvise(void *at, size_t size, int advice) {
 }
 int __real_munmap(void *at, size_t size);
 int __wrap_munmap(void *at, size_t size) {
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < UNFORKED; i++)
         atomic_compare_exchange_strong(&unforked[i], &(void *){at}, NULL);
     return __real_munmap(at, size);
 }
 static void unmap_in_child(void) {
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < UNFORKED; i++)
         if (unforked[i])
             munmap(unforked[i], 4096);
 }

@@ -251,7 +251,7 @@ TEST(a_put_looks_every_millisecond_then_every_five_whatever_others_do) {
         once = read_again;
         each_time = theirs[i];
         shms_set(&writers[B]->seg.writer->adopting, i == 2); /* it was stopped with a pin, which each look finds */
-        waiter t = {.patience = 0.2};
+        waiter t = {.patience = 0.3};
         double from = seconds();
         run(&t);
         double took = t.ended - from;
@@ -259,9 +259,10 @@ TEST(a_put_looks_every_millisecond_then_every_five_whatever_others_do) {
         CHECK(i || t.calls <= took / 0.05 + 4); /* without a release, no look is a try */
         shms_batch_drop(writers[A], &t.b);
         CHECK(sleeps > 3 && sleeps <= 50 + 4 + (took - 0.05) * 200);
+        int64_t longest = 0;
         for (int s = 0; s < sleeps; s++)
-            CHECK(asked[s] <= (s ? 5 : 1) * MS);
-        CHECK(asked[sleeps - 3] > MS);
+            longest = asked[s] > longest ? asked[s] : longest;
+        CHECK(asked[0] <= MS && longest > MS && longest <= 5 * MS);
         shms_set(&writers[B]->seg.writer->adopting, 0);
         unpin();
         end_all();

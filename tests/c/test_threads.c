@@ -46,7 +46,7 @@ void __wrap_shms_segment_close(shms_segment *seg) {
 
 static void payload_is_whole(const shms_view *v) {
     const uint64_t *words = (const uint64_t *)v->payload;
-    CHECK(v->payload >= (char *)w->seg.data && v->payload < (char *)w->seg.data + w->seg.data_size);
+    CHECK(v->payload >= (char *)w->seg.data && v->payload <= (char *)w->seg.data + w->seg.data_size);
     for (uint64_t i = 0; i < v->payload_size / 8; i++)
         CHECK(words[i] == words[0]);
     CHECK(v->payload_size < 8 || !memcmp(v->meta, words, 8));
