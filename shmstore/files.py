@@ -9,7 +9,6 @@ from typing import Final, Literal
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import (
-    CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
     SparseStoreError,
@@ -90,7 +89,7 @@ def classify(place: str) -> SegmentFile:
             raise
         return _not_opened(place, "foreign")
     folder, name = parts_of(place)
-    state, problem, writers = _judge(place, name, seen)
+    state, problem = _judge(name, seen)
     alive = bool(seen["writer_alive"])
     return SegmentFile(
         name=name,
@@ -104,8 +103,8 @@ def classify(place: str) -> SegmentFile:
         modified_at=seen["modified_ns"] / 1e9,
         owner_uid=seen["uid"],
         writer_alive=alive,
-        writers=len(writers) or None,
-        writers_alive=sum(writers) if writers else None,
+        writers=seen["n_writers"] or None,
+        writers_alive=seen["writers_alive"] if seen["n_writers"] else None,
         ranks_alive=seen["ranks_alive"],
         ephemeral=bool(seen["ephemeral"]) and not alive and not seen["ranks_alive"],
     )
@@ -124,27 +123,22 @@ def another_user(place: str) -> ForeignStoreError:
     return ForeignStoreError(f"store {shown(place)}: {ForeignStoreError.default_message}")
 
 
-def _judge(place: str, name: str, seen: dict[str, int]) -> tuple[FileState, str | None, list[bool]]:
-    """Return its state, what is wrong, and of a sound store whether each writer is alive."""
+def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None]:
+    """Return its state, and what is wrong."""
     if not seen["ours"] and not (seen["blank"] and name.startswith(PREFIX)):
-        empty = "empty: its creation was not completed, or it is not a store"
-        return ("blank", empty, []) if seen["blank"] else (*_FOREIGN, [])
+        return ("blank", "empty: its creation was not completed, or it is not a store") if seen["blank"] else _FOREIGN
     if not seen["published"]:
-        return (
-            ("being created", None, [])
-            if seen["writer_alive"]
-            else ("unfinished", "its creation was not completed", [])
-        )
+        return ("being created", None) if seen["writer_alive"] else ("unfinished", "its creation was not completed")
     if not seen["same_version"]:
-        return "other version", "laid out by another version of shmstore", []
-    try:
-        return "ok", None, native.writers(place)
-    except SparseStoreError as error:
-        return "sparse", error.default_message, []
-    except CorruptStoreError:
-        return "damaged", "its superblock contradicts itself", []
-    except LayoutMismatchError:
-        return "damaged", f"its file of {seen['size']} bytes is truncated, extended, or of another page size", []
+        return "other version", "laid out by another version of shmstore"
+    match seen["fault"]:
+        case native.SPARSE:
+            return "sparse", SparseStoreError.default_message
+        case native.CORRUPT:
+            return "damaged", "its superblock contradicts itself"
+        case native.LAYOUT:
+            return "damaged", f"its file of {seen['size']} bytes is truncated, extended, or of another page size"
+    return "ok", None
 
 
 _FOREIGN: Final[tuple[FileState, str]] = "foreign", "not a store, or its first page was overwritten"

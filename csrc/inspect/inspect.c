@@ -27,11 +27,11 @@
 
 static uint64_t get_acquire(const shms_word *w) { return atomic_load_explicit(w, memory_order_acquire); }
 
-int shms_inspector_open(shms_inspector **out, const char *name) {
+int shms_inspector_open(shms_inspector **out, const char *name, int64_t allow_uid) {
     struct shms_inspector *i = calloc(1, sizeof *i);
     if (!i)
         return SHMS_ENOMEM;
-    int rc = shms_segment_open(&i->seg, name, SHMS_ROLE_INSPECTOR, NULL);
+    int rc = shms_segment_open(&i->seg, name, SHMS_ROLE_INSPECTOR, &(shms_expected){.allow_uid = allow_uid});
     if (rc == SHMS_OK && shms_segment_lacks(&i->seg)) {
         shms_segment_close(&i->seg);
         rc = SHMS_ESPARSE;

@@ -5,7 +5,7 @@
  * process. So neither the writer nor a reader can notice it. All that it returns are copies.
  *
  *     shms_inspector *i;
- *     shms_inspector_open(&i, "frames");
+ *     shms_inspector_open(&i, "frames", SHMS_OWN_UID);
  *     shms_inspector_facts(i, &facts);
  *     for (uint64_t at = 0; (n = shms_inspector_slots(i, &at, records, room)) > 0;) ...
  *
@@ -20,8 +20,8 @@
  * them, each in its own PID namespace.
  *
  * CAVEATS. The inspector does not see which objects are inside a `protect` block: that is in the writer's memory. If a
- * file is truncated during an inspection, the inspector gets SIGBUS, as with every mapping. shmstore itself never
- * truncates one.
+ * file is truncated during an inspection, the inspector gets SIGBUS, as with every mapping. So it maps a file of another
+ * user only if its caller names that user. shmstore itself never truncates a file.
  */
 #ifndef SHMS_INSPECT_H
 #define SHMS_INSPECT_H
@@ -45,7 +45,10 @@ typedef struct shms_probe {
     uint64_t blank;
     uint64_t published;    /* 1: its creation has finished, by this or another version */
     uint64_t same_version; /* 1: by this version */
-    uint64_t writer_alive; /* 1: a process holds the lock of a writer */
+    /* same_version: -code of what is wrong: SHMS_ECORRUPT (superblock), ELAYOUT (size), ESPARSE (holes); or 0 */
+    uint64_t fault;
+    uint64_t n_readers, n_writers, writers_alive; /* 0 if there is a fault */
+    uint64_t writer_alive; /* 1: a process holds the lock of a writer or an owner, or may be about to take it */
     uint64_t ranks_alive;  /* how many of the SHMS_MAX_READERS ranks have a held lock */
     /* 1: of this version, created with SHMS_EPHEMERAL, and no caller has asked for its name */
     uint64_t ephemeral;
@@ -138,13 +141,14 @@ typedef struct shms_finding {
 #define SHMS_F_PIN_COUNT 33    /* value: slot, expected: pins; more pins than a process can have */
 #define SHMS_F_UNATTACHED 34   /* never attached, but its table is not empty */
 
-/* Reads about a regular file. SHMS_ENOSTORE: there is no such file. SHMS_ELAYOUT: it is not a regular
- * file. */
+/* Reads about a regular file, whoever it belongs to, and maps nothing of it. SHMS_ENOSTORE: there is no such file.
+ * SHMS_ELAYOUT: it is not a regular file. */
 int shms_probe_file(shms_probe *out, const char *name);
 
-/* Opens an inspector. SHMS_ENOSTORE. SHMS_ELAYOUT: not a store, another version, or not yet published. SHMS_ECORRUPT.
- * SHMS_ESPARSE: reading a sparse file would allocate memory that the file never had. */
-int shms_inspector_open(shms_inspector **out, const char *name);
+/* Opens an inspector of a store of that user, or of SHMS_OWN_UID. SHMS_ENOSTORE. SHMS_EFOREIGN. SHMS_ELAYOUT: not a
+ * store, another version, or not yet published. SHMS_ECORRUPT. SHMS_ESPARSE: reading a sparse file would allocate memory
+ * that the file never had. */
+int shms_inspector_open(shms_inspector **out, const char *name, int64_t allow_uid);
 void shms_inspector_free(shms_inspector *i); /* NULL is allowed */
 void shms_inspector_drop(shms_inspector **i); /* like shms_writer_drop */
 
@@ -174,9 +178,10 @@ int64_t shms_inspector_verify(shms_inspector *i, shms_finding *out, uint64_t roo
 int shms_inspector_check(shms_inspector *i, uint64_t slot, uint64_t id, shms_finding *out);
 
 /* Removes the name of a segment, or of the remains of one, whose writer is dead. The file must be the one that was
- * probed (device, inode and size); else SHMS_ENOSTORE. SHMS_EWRITERACTIVE: its writer is alive. SHMS_ERANKINUSE: a rank is
- * alive, and `force` is 0. The writer's lock is held meanwhile, so that no process recovers the segment. Processes that
- * have mapped it keep it. SHMS_ESYS, errno EACCES: this user may not remove it. */
+ * probed (device, inode and size); else SHMS_ENOSTORE. SHMS_EWRITERACTIVE: its writer is alive, or may be, because the
+ * file is empty and young. SHMS_ERANKINUSE: a rank is alive, and `force` is 0. The writer's lock is held meanwhile, so
+ * that no process recovers the segment. Processes that have mapped it keep it. SHMS_ESYS, errno EACCES: this user may not
+ * remove it. */
 int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint64_t size, int force);
 /* cdef: end */
 

@@ -1,10 +1,9 @@
 /*
- * probe.c - probes or removes a file by its name, without mapping it: for lists of segments, and for the
+ * probe.c - probes or removes a file by its name, without reading it by a mapping: for lists of segments, and for the
  * remains of dead writers and foreign programs.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,59 +12,73 @@
 #include "store/slots.h"
 #include "store/step.h"
 
-int shms_probe_file(shms_probe *out, const char *name) {
-    shms_segment seg = {.fd = -1};
+/* Nobody would ask for a store whose writers have all left their words so. */
+static bool is_ephemeral(const shms_segment *seg) {
+    const shms_layout *l = &seg->layout;
+    for (uint64_t w = 0; w < l->n_writers; w++) {
+        shms_word stays = 0;
+        uint64_t at = l->writer_at + w * l->arena_stride + offsetof(shms_writer_table, stays);
+        if (pread(seg->fd, &stays, sizeof stays, (off_t)at) <= 0 || stays > SHMS_UNTIL_DEATH ||
+            (w == 0 && stays != SHMS_UNTIL_DEATH))
+            return false;
+    }
+    return true;
+}
+
+static int probe(shms_segment *seg, shms_probe *out) {
     union {
         shms_superblock sb;
         uint8_t bytes[SHMS_PAGE];
     } page = {.bytes = {0}};
-    shms_word stays = 0;
     struct stat st;
+    if (fstat(seg->fd, &st))
+        return SHMS_ESYS;
+    if (!S_ISREG(st.st_mode))
+        return SHMS_ELAYOUT;
+    /* read(2), not a mapping: the file may have any size, and a read does not fill holes. */
+    if (pread(seg->fd, page.bytes, sizeof page, 0) < 0)
+        return SHMS_ESYS;
+    bool ours = page.sb.magic == SHMS_MAGIC;
+    uint64_t stamp = ours ? shms_get(&page.sb.stamp) : 0;
+    *out = (shms_probe){.size = (uint64_t)st.st_size,
+                        .allocated = (uint64_t)st.st_blocks * 512,
+                        .device = st.st_dev,
+                        .inode = st.st_ino,
+                        .modified_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec,
+                        .uid = st.st_uid,
+                        .ours = ours,
+                        .published = stamp != 0,
+                        .same_version = stamp == shms_layout_stamp(),
+                        .blank = 1,
+                        .writer_alive = shms_file_is_young(seg) || shms_segment_written(seg)};
+    if (out->same_version) {
+        int rc = shms_segment_read(seg, &page.sb);
+        out->fault = (uint64_t)-(rc == SHMS_OK && shms_segment_lacks(seg) ? SHMS_ESPARSE : rc);
+        out->ephemeral = rc == SHMS_OK && is_ephemeral(seg);
+    }
+    if (out->same_version && !out->fault) {
+        out->n_readers = seg->layout.n_readers;
+        out->n_writers = seg->layout.n_writers;
+        for (uint32_t w = 0; w < out->n_writers; w++)
+            out->writers_alive += shms_segment_held(seg, SHMS_ROLE_OF_WRITER(w));
+    }
+    for (size_t i = 0; i < sizeof page; i++)
+        out->blank &= page.bytes[i] == 0;
+    for (int r = 0; r < SHMS_MAX_READERS; r++)
+        out->ranks_alive += shms_segment_held(seg, r);
+    return SHMS_OK;
+}
+
+int shms_probe_file(shms_probe *out, const char *name) {
+    shms_segment seg = {.fd = -1};
     int rc = shms_segment_name(&seg, name);
     if (rc)
         return rc;
     /* O_NONBLOCK: the open must return whatever kind of file it is, also for a pipe. */
-    seg.fd = shms_segment_open_path(&seg, O_RDONLY | O_NONBLOCK);
-    if (seg.fd < 0)
+    if (shms_segment_open_file(&seg, O_RDONLY | O_NONBLOCK, false) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : errno == ELOOP ? SHMS_ELAYOUT : SHMS_ESYS;
-    if (fstat(seg.fd, &st))
-        rc = SHMS_ESYS;
-    else if (!S_ISREG(st.st_mode))
-        rc = SHMS_ELAYOUT;
-    /* read(2), not a mapping: the file may have any size, and a read does not fill holes. */
-    else if (pread(seg.fd, page.bytes, sizeof page, 0) < 0)
-        rc = SHMS_ESYS;
-    if (rc == SHMS_OK) {
-        seg.dev = st.st_dev;
-        seg.ino = st.st_ino;
-        *out =
-            (shms_probe){.size = (uint64_t)st.st_size,
-                         .allocated = (uint64_t)st.st_blocks * 512,
-                         .device = st.st_dev,
-                         .inode = st.st_ino,
-                         .modified_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec,
-                         .uid = st.st_uid,
-                         .ours = page.sb.magic == SHMS_MAGIC,
-                         .published = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) != 0,
-                         .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
-                         .blank = 1,
-                         .writer_alive = shms_segment_written(&seg)};
-        out->ephemeral = out->same_version && page.sb.layout.n_writers > 0; /* 0: cut off within the superblock */
-        for (uint64_t w = 0; out->ephemeral && w < page.sb.layout.n_writers && w < SHMS_MAX_WRITERS; w++) {
-            uint64_t at =
-                page.sb.layout.writer_at + w * page.sb.layout.arena_stride + offsetof(shms_writer_table, stays);
-            if (pread(seg.fd, &stays, sizeof stays, (off_t)at) <= 0 || stays > SHMS_UNTIL_DEATH ||
-                (w == 0 && stays != SHMS_UNTIL_DEATH))
-                out->ephemeral = 0;
-        }
-        for (size_t i = 0; i < sizeof page; i++)
-            out->blank &= page.bytes[i] == 0;
-        for (int r = 0; r < SHMS_MAX_READERS; r++)
-            out->ranks_alive += shms_segment_held(&seg, r);
-    }
-    int saved = errno;
-    close(seg.fd);
-    errno = saved;
+    rc = probe(&seg, out);
+    shms_segment_close(&seg); /* errno stays */
     return rc;
 }
 

@@ -10,6 +10,8 @@
 
 #include "segment.h"
 
+#define SHMS_FIRST_SECONDS 2 /* how long an empty file counts as being created */
+
 /* On hugetlbfs a mapping would else reserve pages for the arenas that nobody has taken. */
 #define SHMS_SHARED (MAP_SHARED | MAP_NORESERVE)
 
@@ -38,6 +40,18 @@ bool shms_file_serves(const struct statfs *fs);
 bool shms_file_is_on_disk(const struct statfs *fs); /* so it is there after a power cut, in part */
 bool shms_exceeds_free_space(int fd, uint64_t size);
 int shms_file_reserve(int fd, uint64_t at, uint64_t size); /* SHMS_ENOSPC, ESYS */
+
+/* Is the file empty, and so new that its creator may be about to lock it? That takes microseconds, but the creator may
+ * have been interrupted. In doubt: yes. */
+bool shms_file_is_young(const shms_segment *seg);
+
+/* ---- published.c ---- */
+
+/* Reads superblock and layout, without a mapping: for anybody's file, whatever it is. SHMS_ELAYOUT, ECORRUPT or ESYS. */
+int shms_segment_read(shms_segment *seg, shms_superblock *sb);
+/* Does that mode let the group or others only read, or only write? Who may only read could lock bytes against all
+ * others, and attaching and joining would fail. */
+bool shms_mode_splits(uint32_t mode);
 
 /* ---- mapping.c ---- */
 

@@ -159,14 +159,11 @@ uint64_t shms_layout_check(const shms_superblock *sb) {
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size) {
     if (sb->magic != SHMS_MAGIC)
         return SHMS_ELAYOUT;
-    /* Pairs with the release in shms_segment_publish: the geometry was written before the stamp. */
-    if (atomic_load_explicit(&sb->stamp, memory_order_acquire) != shms_layout_stamp())
+    if (shms_get(&sb->stamp) != shms_layout_stamp())
         return SHMS_ELAYOUT;
-    shms_superblock copy; /* a process that maps the file for writing could change it between a check and a use */
-    memcpy(&copy, sb, sizeof copy);
-    const shms_layout *of = &copy.layout;
+    const shms_layout *of = &sb->layout;
     if (of->page < 4096 || of->page > SHMS_LARGEST_PAGE || (of->page & (of->page - 1)) ||
-        of->n_readers > SHMS_MAX_READERS || copy.store > UINT32_MAX || copy.check != shms_layout_check(&copy))
+        of->n_readers > SHMS_MAX_READERS || sb->store > UINT32_MAX || sb->check != shms_layout_check(sb))
         return SHMS_ECORRUPT;
     for (uint64_t r = 0; r < of->n_readers; r++)
         if (of->group_of[r] >= SHMS_MAX_GROUPS)

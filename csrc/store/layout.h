@@ -109,7 +109,7 @@ typedef struct shms_layout {
 
 typedef struct shms_superblock {
     uint64_t magic;
-    shms_word stamp;     /* shms_layout_stamp(); stored last at creation, release; pairs with shms_layout_read */
+    shms_word stamp;     /* shms_layout_stamp(); stored last at creation, release; pairs with shms_segment_read */
     shms_layout layout;  /* from here on written once, before the stamp */
     uint64_t store;      /* random 32-bit number that references carry */
     uint64_t created_ns; /* CLOCK_REALTIME */
@@ -249,7 +249,7 @@ uint64_t shms_layout_stamp(void);
 /* A hash of the words from the layout to the check word. */
 uint64_t shms_layout_check(const shms_superblock *sb);
 
-/* Reads the geometry from a superblock, and checks it against itself and the size of the file. SHMS_ELAYOUT: another
+/* Reads the geometry from a copy of a superblock, and checks it against itself and the size of the file. SHMS_ELAYOUT: another
  * version or architecture, or never published. SHMS_ECORRUPT: our version, but inconsistent. */
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size);
 

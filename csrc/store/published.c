@@ -10,42 +10,57 @@
 #include "file.h"
 #include "step.h"
 
-static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
-    shms_superblock *sb = mmap(NULL, seg->unit, PROT_READ, SHMS_SHARED, fd, 0);
-    if (sb == MAP_FAILED)
-        return SHMS_ESYS;
-    int rc = shms_layout_read(&seg->layout, sb, size);
-    if (rc == SHMS_OK && (seg->layout.page % seg->unit || (role != SHMS_ROLE_INSPECTOR && sb->boot != seg->boot)))
-        rc = SHMS_ELAYOUT;
-    munmap(sb, seg->unit);
-    if (rc)
-        return rc;
-    if (role >= 0 && (uint64_t)role >= seg->layout.n_readers)
-        return SHMS_EINVAL;
-    return shms_segment_map(seg, fd, role);
-}
-
-static int open_mapped(shms_segment *seg, int role) {
-    uint64_t size;
+int shms_segment_read(shms_segment *seg, shms_superblock *sb) {
+    uint64_t size, stamp = 0;
     int rc = shms_file_size(seg, &size);
     if (rc)
         return rc;
-    uint64_t stamp = 0; /* read, since a mapping of a hole would have the kernel fill it, which may fail */
-    if (size < sizeof(shms_superblock) ||
-        pread(seg->fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) != sizeof stamp || !stamp)
+    /* The stamp first: what was written before it is in the second read. */
+    if (pread(seg->fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) != sizeof stamp || !stamp ||
+        pread(seg->fd, sb, sizeof *sb, 0) != sizeof *sb)
         return SHMS_ELAYOUT;
+    rc = shms_layout_read(&seg->layout, sb, size);
+    return rc == SHMS_OK && seg->layout.page % seg->unit ? SHMS_ELAYOUT : rc;
+}
+
+bool shms_mode_splits(uint32_t mode) {
+    uint32_t group = mode >> 3 & 6, others = mode & 6;
+    return (group && group != 6) || (others && others != 6);
+}
+
+/* May this process map the file? That is decided here alone. It must be the expected user's: nothing in another's counts,
+ * and whoever could cut it short could end this process, since each access to the mapping would be a SIGBUS. Who takes
+ * part wants to be alone with that user, unless the user was named. Its creator sets the mode before it publishes. */
+static int admitted(const shms_segment *seg, const shms_expected *expected, bool takes_part) {
+    int64_t uid = expected ? expected->allow_uid : SHMS_OWN_UID;
+    struct stat st;
+    if (fstat(seg->fd, &st))
+        return SHMS_ESYS;
+    bool own = uid == SHMS_OWN_UID, closed = !(own && st.st_mode & 077) && !shms_mode_splits(st.st_mode);
+    return st.st_uid == (own ? geteuid() : uid) && (closed || !takes_part) ? SHMS_OK : SHMS_EFOREIGN;
+}
+
+static int open_mapped(shms_segment *seg, int role, const shms_expected *expected) {
+    shms_superblock sb;
+    int rc = shms_segment_read(seg, &sb);
+    if (rc == SHMS_OK && role != SHMS_ROLE_INSPECTOR)
+        rc = sb.boot != seg->boot ? SHMS_ELAYOUT : admitted(seg, expected, true);
+    if (rc == SHMS_OK && role >= 0 && (uint64_t)role >= seg->layout.n_readers)
+        rc = SHMS_EINVAL;
+    if (rc)
+        return rc;
     int fd = shms_file_again(seg, role);
     if (fd < 0)
         return fd;
-    rc = read_and_map(seg, fd, size, role);
+    rc = shms_segment_map(seg, fd, role);
     close(fd);
     return rc;
 }
 
 /* Opens a segment whose creation may not have finished. The creator holds its lock all the time, except for the first
- * instant, in which the file is empty. It stores the stamp last. A segment that was published in the meantime is
- * opened. */
-static int open_unfinished(shms_segment *seg, int role) {
+ * instant, in which the file is empty. It stores the stamp last. A segment that was published in the meantime
+ * is opened. */
+static int open_unfinished(shms_segment *seg, int role, const shms_expected *expected) {
     for (bool ended = false;; ended = true) {
         uint64_t stamp = 0, size;
         int rc = shms_file_size(seg, &size);
@@ -53,7 +68,7 @@ static int open_unfinished(shms_segment *seg, int role) {
             return rc;
         if (pread(seg->fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) < 0)
             return SHMS_ESYS;
-        rc = open_mapped(seg, role);
+        rc = open_mapped(seg, role, expected);
         if (rc != SHMS_ELAYOUT || stamp != 0)
             return rc;
         if (shms_segment_written(seg)) /* the creator is writer 0 or the owner */
@@ -91,9 +106,11 @@ int shms_segment_open(shms_segment *seg, const char *name, int role, const shms_
     /* O_NONBLOCK: the open must return whatever kind of file has that name, also for a pipe. */
     if (shms_segment_open_file(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK, false) < 0)
         return open_failed(seg, expected);
-    rc = open_mapped(seg, role);
+    rc = admitted(seg, expected, false);
+    if (rc == SHMS_OK)
+        rc = open_mapped(seg, role, expected);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
-        rc = open_unfinished(seg, role);
+        rc = open_unfinished(seg, role, expected);
     if (rc)
         shms_segment_close(seg);
     return rc;
@@ -110,13 +127,8 @@ static bool has_options(const shms_segment *seg, const shms_options *options) {
 int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
     static const shms_expected any = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID};
     const shms_expected *e = expected ? expected : &any;
-    struct stat st;
     if (!shms_is_unused(e->reserved))
         return SHMS_EINVAL;
-    if (fstat(seg->fd, &st))
-        return SHMS_ESYS;
-    if (e->allow_uid == SHMS_OWN_UID ? st.st_uid != geteuid() || st.st_mode & 077 : st.st_uid != e->allow_uid)
-        return SHMS_EFOREIGN;
     if (e->store != SHMS_ANY_STORE && (uint64_t)e->store != seg->sb->store)
         return SHMS_EOTHERSTORE;
     if (e->n_readers && e->n_readers != seg->layout.n_readers)

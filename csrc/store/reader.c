@@ -7,15 +7,16 @@
  * - The rank's lock is held until the reader is closed *and* its last view is released. Otherwise the writer would find
  *   the lock free and ignore the pins of those views.
  */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "file.h"
 #include "find.h"
 #include "readers.h"
 #include "ref.h"
-#include "segment.h"
 #include "step.h"
 
 struct shms_reader {
@@ -360,10 +361,15 @@ uint64_t shms_reader_data(const shms_reader *r, uint32_t arena, uint64_t *size) 
 }
 
 uint64_t shms_reader_pid(const char *name, uint32_t rank) {
-    shms_segment seg;
-    if (shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR, NULL))
+    shms_segment seg = {.fd = -1};
+    shms_superblock sb;
+    uint64_t pid = 0;
+    if (shms_segment_name(&seg, name) || shms_segment_open_file(&seg, O_RDONLY | O_NONBLOCK, false) < 0)
         return 0;
-    uint64_t pid = rank < seg.layout.n_readers ? shms_get(&shms_segment_reader(&seg, rank)->pid) : 0;
+    if (shms_segment_read(&seg, &sb) == SHMS_OK && rank < seg.layout.n_readers &&
+        pread(seg.fd, &pid, sizeof pid,
+              (off_t)(seg.layout.readers_at + rank * seg.layout.reader_stride + offsetof(shms_reader_table, pid))) < 0)
+        pid = 0;
     shms_segment_close(&seg);
     return pid;
 }

@@ -78,11 +78,12 @@ uint64_t shms_segment_lacks(const shms_segment *seg);
  * it writes anything. SHMS_ENOSPC: `needed` (or NULL) says how many bytes. */
 int shms_segment_reserve(const shms_segment *seg, uint64_t *needed);
 
-/* Opens a published segment in a role, without taking a lock. SHMS_EINVAL if the rank is not below n_readers. A writer
- * may write nothing before _take. */
+/* Opens a published segment in a role, without taking a lock. SHMS_EFOREIGN before anything of it is read or mapped, if
+ * it is not the expected user's; and if its mode admits others, but not for an inspector. SHMS_EINVAL if the rank is not
+ * below n_readers. A writer may write nothing before _take. */
 int shms_segment_open(shms_segment *seg, const char *name, int role, const shms_expected *expected);
 
-/* SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS if the segment is not what the caller expects. Call it
+/* SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS if the segment is not what the caller expects. Call it
  * before taking a lock. A rank that attaches briefly and goes counts as dead, and leases no longer expect it. */
 int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
 

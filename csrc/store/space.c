@@ -20,6 +20,12 @@
 
 uint64_t shms_page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
 
+bool shms_file_is_young(const shms_segment *seg) {
+    struct stat st;
+    int64_t now = (int64_t)shms_clock_ns(CLOCK_REALTIME) / 1000000000;
+    return fstat(seg->fd, &st) || (st.st_size == 0 && st.st_mtim.tv_sec + SHMS_FIRST_SECONDS >= now);
+}
+
 uint64_t shms_file_unit(const struct statfs *fs) {
     return (uint32_t)fs->f_type == HUGETLBFS ? (uint64_t)fs->f_bsize : shms_page_size();
 }
@@ -88,8 +94,11 @@ static uint64_t taken(const shms_segment *seg) {
     return bits;
 }
 
+/* How many bytes the file lacks of its tables and of these arenas. */
 static uint64_t lacks(const shms_segment *seg, uint64_t arenas) {
-    uint64_t needed = seg->control_size + (uint64_t)__builtin_popcountll(arenas) * seg->layout.data_stride;
+    const shms_layout *l = &seg->layout;
+    uint64_t needed =
+        l->readers_at + l->n_readers * l->reader_stride + (uint64_t)__builtin_popcountll(arenas) * l->data_stride;
     struct stat st;
     uint64_t there = fstat(seg->fd, &st) ? 0 : (uint64_t)st.st_blocks * 512;
     return there < needed ? needed - there : 0;

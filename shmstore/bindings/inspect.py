@@ -21,6 +21,9 @@ STATES: dict[int, str] = {
     lib.SHMS_STATE_LIVE: "live",
     lib.SHMS_STATE_EVICTING: "evicting",
 }
+OWN_UID: int = lib.SHMS_OWN_UID
+SPARSE, CORRUPT, LAYOUT = -lib.SHMS_ESPARSE, -lib.SHMS_ECORRUPT, -lib.SHMS_ELAYOUT
+"""What shms_probe calls a fault."""
 KINDS: dict[int, str] = {
     getattr(lib, name): name.removeprefix("SHMS_F_").lower() for name in dir(lib) if name.startswith("SHMS_F_")
 }
@@ -62,21 +65,6 @@ def probe(name: str) -> dict[str, int]:
     return words_of(record)
 
 
-def writers(name: str) -> list[bool]:
-    """Return whether each writer of a store is alive.
-
-    Raises the error of `Inspector` if a file in /dev/shm is not a store of this version with a sound superblock.
-    """
-    box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
-    require(lib.shms_inspector_open(box, os.fsencode(name)))
-    record = ffi.new("shms_facts *", {"n_writers": 1})
-    alive: list[bool] = []
-    while len(alive) < record.n_writers:
-        require(lib.shms_inspector_facts(box[0], len(alive), record))
-        alive.append(bool(record.writer_alive))
-    return alive
-
-
 def remove(name: str, device: int, inode: int, size: int, force: bool) -> None:
     """Remove the name of a segment whose writer is dead."""
     require(lib.shms_segment_remove(os.fsencode(name), device, inode, size, force))
@@ -91,15 +79,15 @@ def crc32c(*pieces: Any) -> int:
 
 
 class Inspector:
-    """A segment mapped read-only; no method changes it or waits."""
+    """A segment mapped read-only; no method changes it or waits. It is this user's, or that of `allow_uid`."""
 
     __slots__ = ("_hold", "_i")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, allow_uid: int = OWN_UID) -> None:
         from shmstore.bindings.hidden import held  # here, because it loads numpy
 
         box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
-        require(lib.shms_inspector_open(box, os.fsencode(name)))
+        require(lib.shms_inspector_open(box, os.fsencode(name), allow_uid))
         self._i = owned(box)
         self._hold = held(self._i)
 

@@ -31,7 +31,8 @@ from shmstore.inspect.records import (
     WriterInfo,
 )
 from shmstore.places import Folder, place_of
-from shmstore.store.diagnostics import cannot_open
+from shmstore.store.arguments import checked_id
+from shmstore.store.diagnostics import cannot_open, foreign
 from shmstore.store.stats import KindStats, ReaderCounters, sum_of_tiers, tier_stats
 
 _MAX_SHOWN_KEY = 65536
@@ -136,20 +137,24 @@ class StoreInspector:
         self.name = name
 
     @classmethod
-    def open(cls, name: str, dir: Folder | None = None) -> "StoreInspector":
+    def open(cls, name: str, dir: Folder | None = None, allow_uid: int | None = None) -> "StoreInspector":
         """Map the segment read-only and return its inspector; `name` may be the path of its file.
 
-        Raises StoreNotFoundError if there is no such file, and PermissionError if this process may not read it. Raises
+        The store must be this user's, or that of user `allow_uid`, who can end this process by cutting the file short.
+        Raises StoreNotFoundError if there is no such file, and ForeignStoreError if it is another user's. Raises
         LayoutMismatchError for a file that is not a store, has another version or is not yet published. Raises
         CorruptStoreError for a damaged superblock, and SparseStoreError for a file with holes.
         """
         place = place_of(name, dir)
         if "\0" in name:
             raise no_store(place)
+        uid = native.OWN_UID if allow_uid is None else checked_id(allow_uid)
         try:
-            return cls(native.Inspector(place), os.path.basename(place))
-        except (LayoutMismatchError, ForeignStoreError):
+            return cls(native.Inspector(place, uid), os.path.basename(place))
+        except LayoutMismatchError:
             raise cannot_open(classify(place)) from None
+        except ForeignStoreError:
+            raise foreign(place, allow_uid=uid) from None
         except SparseStoreError as error:
             raise SparseStoreError(f"{place!r}: {error.message}") from None
         except CorruptStoreError:

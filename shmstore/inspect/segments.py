@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import ShmStoreError
+from shmstore.errors import ForeignStoreError, ShmStoreError
 from shmstore.files import PREFIX, SegmentFile, another_user, classify
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
@@ -20,9 +20,12 @@ Verdicts = dict[int, dict[int, str]]
 """What `damage` has said of stores, by their numbers: on a busy store of 100,000 objects it takes a second."""
 
 
-def find_segments(verdicts: Verdicts | None = None, dir: Folder | None = None) -> list[SegmentInfo]:
+def find_segments(
+    verdicts: Verdicts | None = None, dir: Folder | None = None, allow_uid: int | None = None
+) -> list[SegmentInfo]:
     """Return the segments in a folder, known by their first bytes, sorted by name; `verdicts` are kept and taken.
 
+    Of stores of other users than this one and `allow_uid` only the superblock is read, so they have no facts.
     In the folder of a process's descriptors these are the stores without a name, each once.
     """
     found: dict[tuple[int, int], SegmentInfo] = {}
@@ -33,7 +36,7 @@ def find_segments(verdicts: Verdicts | None = None, dir: Folder | None = None) -
         with suppress(ShmStoreError, OSError, ValueError):  # gone since
             file = classify(place_of(name, folder))
             if file.state not in _NO_STORE or (file.state == "unreadable" and name.startswith(PREFIX)):
-                found.setdefault((file.device, file.inode), _info(file, verdicts))
+                found.setdefault((file.device, file.inode), _info(file, verdicts, allow_uid))
     return list(found.values())
 
 
@@ -43,7 +46,9 @@ def _is_memfd(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-def look_at(name: str, verdicts: Verdicts | None = None, dir: Folder | None = None) -> SegmentInfo:
+def look_at(
+    name: str, verdicts: Verdicts | None = None, dir: Folder | None = None, allow_uid: int | None = None
+) -> SegmentInfo:
     """Return what can be said about one file; it never raises for a damaged segment.
 
     `name` may be the path of the file.
@@ -54,17 +59,20 @@ def look_at(name: str, verdicts: Verdicts | None = None, dir: Folder | None = No
     file = classify(place_of(name, dir))
     if file.state in _NO_STORE:
         raise cannot_open(file)
-    return _info(file, verdicts)
+    return _info(file, verdicts, allow_uid)
 
 
-def _info(file: SegmentFile, verdicts: Verdicts | None) -> SegmentInfo:
+def _info(file: SegmentFile, verdicts: Verdicts | None, allow_uid: int | None) -> SegmentInfo:
     facts, verdicts = None, {} if verdicts is None else verdicts
     if file.state == "ok":
-        with StoreInspector.open(file.name, file.dir) as inspector:
-            facts = inspector.facts()
-            if facts.store_id not in verdicts:
-                verdicts[facts.store_id] = damage(inspector)
-        if damaged := verdicts[facts.store_id]:
+        try:
+            with StoreInspector.open(file.name, file.dir, allow_uid) as inspector:
+                facts = inspector.facts()
+                if facts.store_id not in verdicts:
+                    verdicts[facts.store_id] = damage(inspector)
+        except ForeignStoreError as error:
+            file = replace(file, problem=str(error))
+        if facts and (damaged := verdicts[facts.store_id]):
             file = replace(file, state="damaged", problem=next(iter(damaged.values())))
             sound = any(w.state != "free" and w.index not in damaged for w in facts.writers)
             facts = facts if sound else None

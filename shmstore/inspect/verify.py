@@ -161,14 +161,15 @@ def damage(inspector: StoreInspector) -> dict[int, str]:
     return found
 
 
-def verify(name: str, dir: Folder | None = None) -> VerifyReport:
+def verify(name: str, dir: Folder | None = None, allow_uid: int | None = None) -> VerifyReport:
     """Check a store, alive, stopped or dead, and report all findings; it changes nothing and stops no process.
 
+    `allow_uid` is that of `StoreInspector.open`, whose errors it raises if the superblock cannot be read.
     It takes two seconds longer if it finds what a living process might be in the middle of.
     Metadata that the default serializer cannot read is a finding but not damage, because another serializer may have
-    written it. Raises the errors of `StoreInspector.open` if the superblock cannot be read.
+    written it.
     """
-    with StoreInspector.open(name, dir) as inspector:
+    with StoreInspector.open(name, dir, allow_uid) as inspector:
         facts = inspector.facts()
         findings = _from_tables(inspector)
         objects = checked = checked_bytes = 0

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from typing import Any, Final, Literal
 
 from shmstore.bindings import store as native
-from shmstore.bindings.inspect import FLAGS, Inspector
+from shmstore.bindings.inspect import FLAGS, Inspector, probe
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
@@ -16,6 +16,7 @@ from shmstore.errors import (
     RankInUseError,
     SharedMemoryError,
     ShmStoreError,
+    SparseStoreError,
     StaleRefError,
     StoreClosedError,
     StoreFullError,
@@ -67,22 +68,23 @@ def not_opened(
     number: int | None,
     *,
     ranks: int,
+    allow_uid: int,
     required: native.Options | None = None,
     waited: float | None = None,
 ) -> Exception:
     """Return the error of C for a store, or an arena or rank of it, that could not be opened, with what was wrong.
 
-    `ranks`, if not 0, and the options `required` are those that the caller has asked for.
+    `ranks`, if not 0, the options `required` and `allow_uid` are those that the caller has asked for.
     """
     match error:
         case StoreNotFoundError():
             return not_found(error, name, waited)
         case WriterActiveError():
-            return active(name, number, required)
+            return active(name, number, required, allow_uid)
         case RankInUseError():
             return in_use(name, number or 0)
         case LayoutMismatchError(_code=native.OTHER_OPTIONS) if required is not None:
-            with closing(Inspector(name)) as inspector:
+            with closing(Inspector(name, allow_uid)) as inspector:
                 differ = differences(inspector.facts(), required)
             return _other_options(name, differ, "open it with these, or let on_mismatch='recreate' replace it")
         case LayoutMismatchError(_code=native.OTHER_RANKS):
@@ -90,7 +92,9 @@ def not_opened(
         case LayoutMismatchError():
             return cannot_open(classify(name))
         case ForeignStoreError():
-            return foreign(name)
+            return foreign(name, allow_uid=allow_uid)
+        case SparseStoreError():
+            return SparseStoreError(f"store {shown(name)}: {error.message}")
         case CorruptStoreError():
             return CorruptStoreError(
                 f"the tables of store {shown(name)} contradict themselves",
@@ -105,14 +109,17 @@ def not_opened(
 
 
 def active(
-    name: str, arena: int | None = native.ANY_ARENA, asked: native.Options | None = None
+    name: str,
+    arena: int | None = native.ANY_ARENA,
+    asked: native.Options | None = None,
+    allow_uid: int = native.OWN_UID,
 ) -> WriterActiveError | LayoutMismatchError:
     """Return the error for a store whose writers are alive, or the one of that arena; it names their processes.
 
     If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
     """
     what = "has no free arena"
-    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
+    with suppress(ShmStoreError, OSError), closing(Inspector(name, allow_uid)) as inspector:  # or of another version
         first = inspector.facts()
         n_writers = first["n_writers"]
         differ = [] if asked is None else differences(first, asked)
@@ -181,11 +188,11 @@ def differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
     return differ
 
 
-def _facts(name: str) -> dict[str, Any]:
-    """Return what the superblock of a store says; nothing if it is not to be read any more."""
-    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
-        return inspector.facts()
-    return {}
+def _has(name: str, option: Literal["n_readers", "n_writers"], otherwise: str) -> int | str:
+    """Return how many ranks or writers a store is for, or `otherwise` if that is not to be known any more."""
+    with suppress(ShmStoreError, OSError):
+        return probe(name)[option] or otherwise
+    return otherwise
 
 
 def _other_options(name: str, differ: list[str], hint: str) -> LayoutMismatchError:
@@ -227,10 +234,10 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
     return SharedMemoryError(what, number=error.errno, hint=hint)
 
 
-def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:
+def foreign(name: str, may_allow: bool = True, allow_uid: int = native.OWN_UID) -> ForeignStoreError:
     """Return the error for a store that belongs to another user, or that other users may open.
 
-    `may_allow` says whether the call has the option `allow_uid`.
+    `may_allow` says whether the call has the option `allow_uid`, and that is what it was.
     """
     error, path = another_user(name), path_of(name)
     with suppress(OSError):  # it has gone meanwhile
@@ -254,7 +261,7 @@ def foreign(name: str, may_allow: bool = True) -> ForeignStoreError:
 
 def _other_ranks(name: str, ranks: int) -> LayoutMismatchError:
     return LayoutMismatchError(
-        f"store {shown(name)} has {_facts(name).get('n_readers', 'another number of')} ranks, not {ranks}",
+        f"store {shown(name)} has {_has(name, 'n_readers', 'another number of')} ranks, not {ranks}",
         hint="give all processes the same n_readers (world_size * data_parallel_size in the configuration of caches), "
         "and a reader the handle that the writer made",
     )
@@ -298,8 +305,8 @@ def all_in_use(name: str, ranks: int) -> RankInUseError:
 
 
 def _there_is_no(what: Literal["arena", "rank"], number: int | None, name: str) -> ValueError:
-    option = "n_writers" if what == "arena" else "n_readers"
-    return ValueError(f"store {shown(name)} has no {what} {number}: {option} is {_facts(name).get(option, 'lower')}")
+    option: Literal["n_readers", "n_writers"] = "n_writers" if what == "arena" else "n_readers"
+    return ValueError(f"store {shown(name)} has no {what} {number}: {option} is {_has(name, option, 'lower')}")
 
 
 def full(

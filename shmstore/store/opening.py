@@ -247,7 +247,10 @@ class Openable(Closable):
         try:
             writer = native.Writer.recover(*expected, required, arena, keep_leases)
         except Exception as error:
-            raise diagnostics.not_opened(error, name, "arena", arena, ranks=expected[2], required=required) from None
+            said = diagnostics.not_opened(
+                error, name, "arena", arena, ranks=expected[2], allow_uid=expected[3], required=required
+            )
+            raise said from None
         try:
             if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
                 set_quotas(writer, limits)

@@ -60,11 +60,11 @@ def remove_dead(folder: str) -> None:
 
     A store that was closed with `unlink=False`, or recovered, stays: somebody may ask for it.
     """
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            if name.startswith(PREFIX):
-                with suppress(ShmStoreError, OSError, ValueError):  # not a store, or gone since
-                    _remove_if_dead(place_of(name, folder))
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(ShmStoreError, OSError, ValueError):  # not a store, or gone since
+                if entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    _remove_if_dead(place_of(entry.name, folder))
 
 
 def _remove_if_dead(place: str) -> None:

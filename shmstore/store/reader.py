@@ -124,7 +124,8 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                     time.sleep(0.01)
                     number = 0
                     continue
-                raise diagnostics.not_opened(error, place, "rank", number, ranks=ranks, waited=wait) from None
+                said = diagnostics.not_opened(error, place, "rank", number, ranks=ranks, allow_uid=uid, waited=wait)
+                raise said from None
             return cls(reader, number, serde)
 
     def __repr__(self) -> str:

@@ -170,7 +170,7 @@ static void all_fits(shms_writer *w, const char *key) {
 static void nothing_is_found(void) {
     shms_finding found[4];
     shms_inspector *i;
-    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, name));
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, name, SHMS_OWN_UID));
     int64_t n = shms_inspector_verify(i, found, 4);
     if (n > 0)
         fprintf(stderr, "finding %d at %d: %d, expected %d: ", (int)found[0].kind, (int)found[0].where,

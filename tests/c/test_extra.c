@@ -59,7 +59,7 @@ TEST(they_survive_the_writer) {
     shms_slot_record s;
     shms_finding finding;
     uint64_t at = 0;
-    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, name));
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, name, SHMS_OWN_UID));
     CHECK_EQ(1, shms_inspector_slots(i, &at, &s, 1));
     CHECK_EQ(LARGE, s.extra_len);
     CHECK_EQ(1, shms_inspector_check(i, s.slot, s.id, &finding));

@@ -47,7 +47,7 @@ static void start(const char *label, int times) {
     fill(payload, SMALL, 1);
     shms_piece piece = {.offset = 0, .size = SMALL, .address = (uint64_t)(uintptr_t)payload};
     CHECK_EQ(0, verb_put(w, "kk", 2, NULL, 0, SMALL, &piece, 1, ref));
-    CHECK_EQ(0, shms_inspector_open(&inspector, name));
+    CHECK_EQ(0, shms_inspector_open(&inspector, name, SHMS_OWN_UID));
     where = label;
     replacements = times;
     shms_step_hook = replace;
@@ -271,7 +271,7 @@ TEST(holdings_are_summed_with_one_read_of_each_lease_and_slot) {
     uint8_t refs[OBJECTS][SHMS_REF_SIZE], again[SHMS_REF_SIZE];
     open_store("ranks", (shms_options){.capacity = 64 << 10, .n_readers = RANKS, .max_objects = 2 * OBJECTS}, 0);
     attach(1);
-    CHECK_EQ(0, shms_inspector_open(&inspector, name));
+    CHECK_EQ(0, shms_inspector_open(&inspector, name, SHMS_OWN_UID));
     for (int k = 0; k < OBJECTS; k++)
         CHECK_EQ(0, put_marked(w, (char[]){(char)('a' + k), 0}, SMALL, 0, refs[k]));
     for (int k = 1; k < HANDED_OUT; k++)
@@ -313,7 +313,7 @@ TEST(only_the_count_of_open_leases_reads_them_and_it_stops_behind_the_last_in_us
     shms_facts facts;
     uint8_t refs[OPEN][SHMS_REF_SIZE];
     open_store("open", (shms_options){.capacity = 64 << 10, .n_readers = 1, .max_objects = 8}, 0);
-    CHECK_EQ(0, shms_inspector_open(&inspector, name));
+    CHECK_EQ(0, shms_inspector_open(&inspector, name, SHMS_OWN_UID));
     for (int k = 0; k < OPEN; k++)
         CHECK_EQ(0, put_marked(w, (char[]){(char)('a' + k), 0}, SMALL, 0, refs[k]));
     /* as a writer leaves it that dies before it counts the lease */

@@ -158,7 +158,7 @@ static int ask(void) {
 }
 static int inspect(void) {
     shms_inspector *i;
-    int64_t rc = shms_inspector_open(&i, name);
+    int64_t rc = shms_inspector_open(&i, name, SHMS_OWN_UID);
     if (rc)
         return (int)rc;
     for (int n = 0; n < INSPECTIONS && rc >= 0; n++)

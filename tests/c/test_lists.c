@@ -88,7 +88,7 @@ static void a_circle_of_leases_costs_a_few_times_its_length(uint32_t tail, uint3
     CHECK(reads[1] >= lists && reads[1] <= 4 * looks * lists * (tail + length));
     shms_finding found[4];
     shms_inspector *i;
-    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.path));
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.path, SHMS_OWN_UID));
     shms_step_hook = count;
     CHECK(shms_inspector_verify(i, found, 4) >= 1);
     shms_step_hook = NULL;
@@ -128,7 +128,7 @@ TEST(a_walk_has_at_most_as_many_steps_as_there_are_entries) {
     CHECK(reads[1] >= w[B]->leases.n_entries && reads[1] <= reads[0] * w[B]->leases.n_entries);
     shms_finding found[4];
     shms_inspector *i;
-    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.path));
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.path, SHMS_OWN_UID));
     plant(0, 0, 0, w[B]->leases.n_entries);
     evaded = mark = 0;
     shms_step_hook = evade;

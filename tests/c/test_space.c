@@ -100,7 +100,7 @@ static int visit(int arena, uint64_t *needed) {
 
 static int look(void) {
     shms_inspector *i;
-    int rc = shms_inspector_open(&i, name);
+    int rc = shms_inspector_open(&i, name, SHMS_OWN_UID);
     if (rc == SHMS_OK) {
         shms_finding f;
         CHECK_EQ(0, shms_inspector_verify(i, &f, 1));
@@ -265,7 +265,7 @@ TEST(a_damaged_table_leads_no_look_into_an_arena_that_was_never_taken) {
     CHECK(pwrite(file, &slot, sizeof slot, (off_t)(l->slots_at + 3 * l->arena_stride)) == sizeof slot);
     shms_inspector *i;
     shms_finding f[8];
-    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, name));
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, name, SHMS_OWN_UID));
     CHECK(shms_inspector_verify(i, f, 8) > 0);
     CHECK(f[0].arena == 3);
     shms_inspector_free(i);

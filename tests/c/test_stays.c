@@ -165,7 +165,7 @@ TEST(a_copy_of_an_ephemeral_store_is_one_as_far_as_its_writers_say_so) {
         {l->file_size, {stays}, {SHMS_BEYOND_DEATH}, 0},
         {l->file_size, {stays - l->arena_stride}, {SHMS_UNTIL_CLOSED}, 0},
         {l->file_size, {count}, {UINT64_MAX}, 0},
-        {l->file_size, {count, stride}, {UINT64_MAX, 0}, 1}, /* all of them in the same place: the probe ends */
+        {l->file_size, {count, stride}, {UINT64_MAX, 0}, 0}, /* all of them in the same place */
     };
     uint8_t *bytes = zeroed(l->file_size);
     int fd = shm_open(name, O_RDONLY, 0);

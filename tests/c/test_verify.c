@@ -30,7 +30,7 @@ static void finds(uint64_t kinds, shms_word *at, uint64_t value) {
 
 static void open_both(const char *what, shms_options o) {
     open_store(what, o, 1);
-    CHECK_EQ(0, shms_inspector_open(&inspector, name));
+    CHECK_EQ(0, shms_inspector_open(&inspector, name, SHMS_OWN_UID));
 }
 
 static void end_both(void) {

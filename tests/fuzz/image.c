@@ -144,7 +144,7 @@ static void inspect(void) {
     shms_facts facts;
     uint8_t bytes[64];
     shms_inspector *i;
-    if (shms_inspector_open(&i, name) != SHMS_OK)
+    if (shms_inspector_open(&i, name, SHMS_OWN_UID) != SHMS_OK)
         return;
     for (uint64_t arena = 0; shms_inspector_facts(i, arena, &facts) == SHMS_OK; arena++) {
         shms_inspector_kinds(i, arena, kinds);

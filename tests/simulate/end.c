@@ -7,7 +7,7 @@
 static shms_inspector *findings(void) {
     shms_finding found;
     shms_inspector *inspector;
-    MUST("inspect", SHMS_OK, shms_inspector_open(&inspector, name));
+    MUST("inspect", SHMS_OK, shms_inspector_open(&inspector, name, SHMS_OWN_UID));
     MUST("findings", 0, shms_inspector_verify(inspector, &found, 1));
     return inspector;
 }

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from shmstore.cli.command import EXIT_WRONG
+from shmstore.cli.command import EXIT_WRONG, number_argument
 from shmstore.places import DIRECTORY, VARIABLE, descriptors_of
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ def add_dir(parser: argparse.ArgumentParser, or_pid: bool = False) -> None:
     if or_pid:
         what = "look at the stores without a name (memfd=True) that this process has open; `ls` says their numbers"
         places.add_argument("--pid", metavar="PID", dest="dir", type=_descriptors, help=what)
+        trusted = "look into the stores of this user, too, who can end the command by cutting a file short"
+        parser.add_argument("--allow-uid", metavar="UID", type=number_argument(int, 0, 2**32 - 2), help=trusted)
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:

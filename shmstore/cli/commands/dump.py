@@ -345,7 +345,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)
     console = make_picture() if arguments.svg else make_console()
     damaged: dict[int, str] = {}
-    with StoreInspector.open(arguments.name, arguments.dir) as inspector:
+    with StoreInspector.open(arguments.name, arguments.dir, arguments.allow_uid) as inspector:
         if one:
             _dump_object(arguments, inspector, console)
         else:

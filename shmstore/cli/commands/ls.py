@@ -1,6 +1,7 @@
 """`shmstore ls`: lists the stores of this host."""
 
 import argparse
+import os
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_dir, add_json, age, complain, hit_ratio, print_json, size, writers
@@ -12,10 +13,13 @@ from shmstore.places import folder_of
 
 
 def owner(info: SegmentInfo) -> str:
-    """Return whether a segment's writer is alive, and its process; of several, how many are alive."""
+    """Return whether a segment's writer is alive, and its process or user; of several, how many are alive."""
     if info.state == "unreadable":
         return f"user {info.owner_uid}"
-    return writers(info.facts) if info.facts else "alive" if info.writer_alive else "dead"
+    if info.facts:
+        return writers(info.facts)
+    whose = "" if info.owner_uid == os.geteuid() else f"user {info.owner_uid}, "
+    return f"{whose}{'alive' if info.writer_alive else 'dead'}"
 
 
 def _state(info: SegmentInfo) -> str:
@@ -47,7 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    segments = find_segments(dir=arguments.dir)
+    segments = find_segments(dir=arguments.dir, allow_uid=arguments.allow_uid)
     damaged = [info for info in segments if info.state == "damaged"]
     if arguments.json:
         print_json({"ok": not damaged, "segments": segments})
@@ -65,8 +69,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for info in segments:
         if info.state == "unreadable":
             complain("ls", another_user(info.place))
-    for info in damaged:
-        complain("ls", f"{info.name}: {info.problem}")
+        elif info.problem and info.state in ("ok", "damaged"):
+            complain("ls", f"{info.name}: {info.problem}")
     return EXIT_WRONG if damaged else EXIT_OK
 
 

@@ -29,6 +29,7 @@ from shmstore.cli.commands.common import (
     tier_line,
     writers,
 )
+from shmstore.cli.commands.ls import owner
 from shmstore.cli.commands.tables import (
     kinds_table,
     make_console,
@@ -66,13 +67,13 @@ class Sample:
     """Age of the oldest lease that a rank has not acknowledged."""
 
 
-def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
+def take_sample(info: SegmentInfo, before: Sample | None, allow_uid: int | None = None) -> Sample:
     """Return a sample of a store; `before` is the previous one, and is ignored if it is of another segment."""
     readers: tuple[ReaderInfo, ...] = ()
     kinds: dict[str, KindStats] = {}
     if info.facts is not None:
         # It may just have been removed, as the next sample will find.
-        with suppress(ShmStoreError, OSError), StoreInspector.open(info.name, info.dir) as inspector:
+        with suppress(ShmStoreError, OSError), StoreInspector.open(info.name, info.dir, allow_uid) as inspector:
             readers, kinds = inspector.readers(), inspector.kinds()
     now = time.monotonic()
     facts = info.facts
@@ -100,17 +101,17 @@ def _recent_hit_ratio(counts: Counts | None, rate: dict[str, float], more: str |
 class Watcher:
     """Takes samples of one store or of all stores, and keeps the previous ones."""
 
-    def __init__(self, name: str | None, dir: str | None = None) -> None:
-        """Watch the store `name`, or all stores of the folder if it is None."""
-        self._name, self._dir = name, dir
+    def __init__(self, name: str | None, dir: str | None = None, allow_uid: int | None = None) -> None:
+        """Watch the store `name`, or all stores of the folder if it is None; those of user `allow_uid`, too."""
+        self._name, self._dir, self._allow_uid = name, dir, allow_uid
         self._before: dict[str, Sample] = {}
         self._verdicts: Verdicts = {}
 
     def sample(self) -> list[Sample]:
         """Return a sample of each store. Raises StoreNotFoundError if the named store does not exist."""
-        one = None if self._name is None else look_at(self._name, self._verdicts, self._dir)
-        infos = find_segments(self._verdicts, self._dir) if one is None else [one]
-        samples = [take_sample(info, self._before.get(info.name)) for info in infos]
+        given = self._verdicts, self._dir, self._allow_uid
+        infos = find_segments(*given) if self._name is None else [look_at(self._name, *given)]
+        samples = [take_sample(info, self._before.get(info.name), self._allow_uid) for info in infos]
         self._before = {sample.segment.name: sample for sample in samples}
         return samples
 
@@ -157,7 +158,9 @@ def draw_all(console: Console, samples: Sequence[Sample], order: str) -> Rendera
     for sample in _sorted(samples, _STORE_ORDERS, order):
         facts, rate = sample.segment.facts, sample.per_second
         if facts is None:
-            rows.append(([sample.segment.name, sample.segment.state, *["-"] * (len(columns) - 2)], "red"))
+            other = sample.segment.state == "ok"  # another user's
+            what, style = (owner(sample.segment), "dim") if other else (sample.segment.state, "red")
+            rows.append(([sample.segment.name, what, *["-"] * (len(columns) - 2)], style))
             continue
         oldest = sample.oldest_lease_seconds
         alive = "alive" if sample.segment.writer_alive else "dead"
@@ -284,7 +287,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.sort not in (None, *orders):
         whose = "the ranks of NAME" if arguments.name else "stores"
         return complain("top", f"--sort must be one of {', '.join(orders)} for {whose}", EXIT_USAGE)
-    watcher = Watcher(arguments.name, arguments.dir)
+    watcher = Watcher(arguments.name, arguments.dir, arguments.allow_uid)
     console = make_picture() if arguments.svg else make_console()
     order = arguments.sort or next(iter(orders))
     try:

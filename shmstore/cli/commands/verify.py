@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _run_quick(arguments)
     from shmstore.inspect.verify import verify  # not at the top, because it loads numpy
 
-    report = verify(arguments.name, arguments.dir)
+    report = verify(arguments.name, arguments.dir, arguments.allow_uid)
     if arguments.json:
         print_json({"ok": report.ok, "report": report})
         return EXIT_OK if report.ok else EXIT_WRONG
