@@ -86,7 +86,7 @@ int shms_claim_take(shms_claims *c, uint64_t thread, const char *key, uint32_t k
     pthread_mutex_lock(&c->mutex);
     bool granted = place_of(c, byte) == c->n;
     if (granted && c->n == SHMS_MAX_CLAIMS) {
-        granted = lock(c, F_OFD_GETLK, F_WRLCK, byte) != 1;
+        granted = lock(c, F_OFD_GETLK, F_RDLCK, byte) != 1;
         byte = 0;
     } else if (granted && lock(c, F_OFD_SETLK, F_WRLCK, byte) == 0) {
         c->table[c->n].byte = byte;
@@ -122,7 +122,7 @@ int shms_claimed(shms_claims *c, const char *key, uint32_t key_len) {
         return SHMS_EFORKED;
     uint64_t byte = byte_of(c, key, key_len);
     pthread_mutex_lock(&c->mutex);
-    bool claimed = place_of(c, byte) < c->n || lock(c, F_OFD_GETLK, F_WRLCK, byte) == 1;
+    bool claimed = place_of(c, byte) < c->n || lock(c, F_OFD_GETLK, F_RDLCK, byte) == 1;
     pthread_mutex_unlock(&c->mutex);
     return claimed;
 }

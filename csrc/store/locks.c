@@ -115,7 +115,9 @@ int shms_segment_take_rank(shms_segment *seg, uint32_t rank, bool at_once) {
     return rc;
 }
 
+/* Asks as if for a read lock, which only a write lock refuses: no process is alive by a read lock. */
 static bool held(const shms_segment *seg, struct flock fl) {
+    fl.l_type = F_RDLCK;
     return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !shms_file_is(seg, seg->fd);
 }
 

@@ -118,8 +118,8 @@ typedef struct shms_options {
     uint32_t n_readers; /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
     uint32_t max_objects; /* slots; 0: from the capacity */
     uint32_t n_writers; /* arenas, each with this capacity and number of objects, 1..SHMS_MAX_WRITERS; 0: 1 */
-    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS, a node, and those of the call */
-    uint32_t mode; /* of _create: the file's permissions, whatever the umask; 0: 0600 */
+    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS, and those of the call */
+    uint32_t mode; /* of _create: the file's permissions, whatever the umask; 0: 0600. Who may read may also write. */
     uint32_t group; /* of _create: 1 + the user group that the file belongs to; 0: as the folder says */
     uint32_t n_groups; /* of ranks; 0: one group of all */
     uint16_t group_sizes[SHMS_MAX_GROUPS]; /* each at least 1; together n_readers: the first ranks are group 0 */

@@ -22,6 +22,8 @@ DEFAULT_SERDE = MsgpackSerde()
 MAX_EXTRA = native.MAX_EXTRA
 MAX_KEY = native.MAX_KEY
 _MAX_UID = 2**32 - 2
+MODES = (0o600, 0o606, 0o660, 0o666)
+"""The permissions that a store can have: who may only read its file could lock bytes of it against the others."""
 
 
 _BYTES = "an int of bytes, such as 4 << 30 for 4 GiB"
@@ -82,8 +84,10 @@ def checked_id(value: Any) -> int:
 def checked_access(mode: Any, gid: Any) -> tuple[int, int | None]:
     """Return permissions and group of a store; TypeError or ValueError if no store can have them."""
     mode = int_of("mode", mode, 0, _MAX_UID, "an int, such as 0o660")
-    if mode & ~0o066 != 0o600:
-        raise ValueError(f"mode must let the owner read and write, and nobody execute, such as 0o660, not {mode:#o}")
+    if mode not in MODES:
+        raise ValueError(
+            f"mode must be 0o600, 0o660, 0o606 or 0o666, not {mode:#o}: who shares a store must both read and write it"
+        )
     return mode, None if gid is None else int_of("gid", gid, 0, _MAX_UID)
 
 

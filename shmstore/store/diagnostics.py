@@ -29,6 +29,7 @@ from shmstore.errors import (
 from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
 from shmstore.places import VARIABLE, file_system, parts_of, path_of
 from shmstore.refs import ObjectRef
+from shmstore.store.arguments import MODES
 
 
 def stale(error: StaleRefError, ref: ObjectRef, store_id: int, n_writers: int = 1) -> StaleRefError:
@@ -242,6 +243,13 @@ def foreign(name: str, may_allow: bool = True, allow_uid: int = native.OWN_UID) 
     error, path = another_user(name), path_of(name)
     with suppress(OSError):  # it has gone meanwhile
         seen = os.lstat(path)
+        mode = stat.S_IMODE(seen.st_mode)
+        expected = os.geteuid() if allow_uid == native.OWN_UID else allow_uid
+        if may_allow and seen.st_uid == expected and 0o600 | mode & 0o066 not in MODES:
+            return ForeignStoreError(
+                f"store {shown(name)} has mode {mode:04o}: who may only read it could lock ranks and arenas",
+                hint=f"chmod 600 {path}, or 660 if its group shares it",
+            )
         if seen.st_uid == os.geteuid() and not seen.st_mode & 0o077:
             return ForeignStoreError(
                 f"store {shown(name)} belongs to this user, {seen.st_uid}, and allow_uid names another",
@@ -249,7 +257,7 @@ def foreign(name: str, may_allow: bool = True, allow_uid: int = native.OWN_UID) 
             )
         if seen.st_uid == os.geteuid():
             error = ForeignStoreError(
-                f"store {shown(name)} has mode {stat.S_IMODE(seen.st_mode):04o}: others than its owner may open it",
+                f"store {shown(name)} has mode {mode:04o}: others than its owner may open it",
                 hint=f"chmod 600 {path} if nobody else needs it",
             )
         if may_allow and os.access(path, os.R_OK | os.W_OK, effective_ids=True):  # else it cannot help

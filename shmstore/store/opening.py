@@ -105,8 +105,8 @@ class Openable(Closable):
         group 0. A hand-out can wait for one group only. By default all ranks are one group.
         `dir` is the folder that the store is a file of, by default that of SHMSTORE_DIR, without it /dev/shm. It should
         be a tmpfs. `mode` 0o660 lets a group use the store: `gid`, or the one that files of the folder get; 0o666 lets
-        every user. All who attach to, join or recover such a store, also its owner, pass the owner as
-        `allow_uid`.
+        every user: who may read it must also write it. All who attach to, join or recover such a store, also its owner,
+        pass the owner as `allow_uid`.
         With `memfd` the store has no file in any folder, and lives as long as a process has it open. Its handle leads
         to it until this writer is closed, in processes that see this one in /proc and may look into it; others get the
         descriptor by `StoreHandle.send`. Nobody can change its size. No folder bounds it, so a capacity that the host

@@ -288,7 +288,19 @@ def planted(stores: Stores, leftovers: list[str]) -> Path:
     return SHM / writer.name
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o602])
+@pytest.mark.parametrize("mode", [0o640, 0o602, 0o644])
+def test_a_store_that_others_may_only_read_or_only_write_is_refused(planted: Path, mode: int) -> None:
+    """Whoever may only read it could still lock its bytes against all others."""
+    with raises(ValueError, [f"{mode:#o}", "0o660"]):
+        ObjectStoreWriter.create(capacity=4096, n_readers=1, mode=mode)
+    planted.chmod(mode)
+    for uid in (None, os.geteuid()):
+        for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover, ObjectStoreWriter.join):
+            with raises(errors.ForeignStoreError, [f"{mode:04o}"], ["chmod 600"]):
+                call(planted.name, allow_uid=uid)
+
+
+@pytest.mark.parametrize("mode", [0o660, 0o606])
 def test_a_store_that_others_may_open_is_not_adopted_unasked(planted: Path, mode: int) -> None:
     planted.chmod(mode)
     for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):

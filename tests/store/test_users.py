@@ -64,7 +64,7 @@ def left_open(folder: Path, name: str, **options: Any) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "gid", "setgid", "umask"),
-    [(None, None, True, 0o000), (0o660, GROUP, False, 0o077), (0o660, None, True, 0o077), (0o640, GROUP, False, 0o000)],
+    [(None, None, True, 0o000), (0o660, GROUP, False, 0o077), (0o660, None, True, 0o077), (0o666, GROUP, False, 0o000)],
 )
 def test_a_store_has_its_mode_and_group_whatever_umask_and_folder_say(
     folder: Path, mode: int | None, gid: int | None, setgid: bool, umask: int
