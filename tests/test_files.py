@@ -40,6 +40,9 @@ def test_an_empty_file_may_be_an_unfinished_store_if_its_name_was_generated(pref
     path = SHM / f"{prefix}{store_name()}"
     path.touch()
     try:
+        young = classify(path.name)
+        assert ((prefix and "being created") or "blank", True) == (young.state, young.writer_alive)
+        os.utime(path, (0, 0))
         assert state == classify(path.name).state
     finally:
         path.unlink()

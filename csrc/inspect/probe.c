@@ -100,6 +100,8 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint6
     if (shms_segment_open_file(&seg, O_RDONLY | O_NONBLOCK, false) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
     rc = as_probed(&seg, device, inode, size);
+    if (rc == SHMS_OK && shms_file_is_young(&seg))
+        rc = SHMS_EWRITERACTIVE;
     SHMS_LOOK("probed");
     if (rc == SHMS_OK)
         rc = shms_segment_lock(&seg, SHMS_ROLE_OF_WRITER(seg.arena));

@@ -58,11 +58,12 @@ static int open_mapped(shms_segment *seg, int role, const shms_expected *expecte
 }
 
 /* Opens a segment whose creation may not have finished. The creator holds its lock all the time, except for the first
- * instant, in which the file is empty. It stores the stamp last. A segment that was published in the meantime
+ * instant, in which the file is empty and young. It stores the stamp last. A segment that was published in the meantime
  * is opened. */
 static int open_unfinished(shms_segment *seg, int role, const shms_expected *expected) {
     for (bool ended = false;; ended = true) {
         uint64_t stamp = 0, size;
+        bool young = shms_file_is_young(seg);
         int rc = shms_file_size(seg, &size);
         if (rc)
             return rc;
@@ -75,7 +76,7 @@ static int open_unfinished(shms_segment *seg, int role, const shms_expected *exp
             return role == SHMS_ROLE_WRITER && shms_segment_held(seg, role) ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
         if (!shms_segment_named(seg)) /* finished, and closed already */
             return SHMS_ENOSTORE;
-        if (size == 0 && role >= 0)
+        if (size == 0 && (role >= 0 || young))
             return SHMS_ECREATING;
         if (ended) /* checked again after the lock was found free: nobody will finish it */
             return SHMS_ELAYOUT;

@@ -84,7 +84,7 @@ def look(place: str) -> os.stat_result | None:
 def unlink(place: str) -> None:
     """Do `ObjectStoreWriter.unlink`."""
     file = classify(place)
-    if file.state in ("foreign", "unreadable", "blank"):
+    if file.state in ("foreign", "unreadable") or (file.state == "blank" and not file.writer_alive):
         raise diagnostics.cannot_open(file)
     if file.owner_uid != os.geteuid():
         raise diagnostics.foreign(place, may_allow=False)

@@ -166,7 +166,11 @@ static int inspect(void) {
     shms_inspector_free(i);
     return rc < 0 ? (int)rc : SHMS_OK;
 }
-static void die_early(void) { close(shm_open(remains, O_RDWR | O_CREAT | O_CLOEXEC, 0600)); }
+static void die_early(void) {
+    int fd = shm_open(remains, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK_EQ(0, futimens(fd, (struct timespec[2]){{0}, {0}})); /* long ago */
+    close(fd);
+}
 static void remove_remains(void) { shm_unlink(remains); }
 /* Removes the file of a creator that died early. */
 static int discard(void) {

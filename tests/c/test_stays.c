@@ -1,5 +1,6 @@
 /* test_stays.c - how long a store's name stays: what closing does to it, and an owner without an arena. */
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include "inspect/inspect.h"
 #include "support.h"
@@ -139,8 +140,14 @@ TEST(an_empty_file_that_its_creator_finishes_beside_a_removal_stays) {
     came = &absent;
     name = store_name("empty");
     snprintf(absent.seg.path, sizeof absent.seg.path, "/dev/shm/%s", name);
-    CHECK_EQ(0, close(shm_open(name, O_RDWR | O_CREAT, 0600)));
+    int fd = shm_open(name, O_RDWR | O_CREAT, 0600);
     p = probe();
+    CHECK_EQ(1, p.writer_alive);
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_segment_remove(name, p.device, p.inode, 0, 1)); /* it is young */
+    CHECK_EQ(0, futimens(fd, (struct timespec[2]){{0}, {0}}));
+    CHECK_EQ(0, close(fd));
+    p = probe();
+    CHECK_EQ(0, p.writer_alive);
     shms_step_hook = finish_now;
     CHECK_EQ(SHMS_ENOSTORE, shms_segment_remove(name, p.device, p.inode, 0, 0));
     CHECK(!shms_step_hook && there());

@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
 from shmstore.bindings import inspect as native
 from shmstore.cli.commands import gc
-from shmstore.files import holders
+from shmstore.files import PREFIX, holders
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import look_at, remove_segment
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, peek, piped, poke, running, stop
@@ -164,11 +165,14 @@ def test_what_a_process_maps_stays_unless_forced(holder: object) -> None:
             assert not (SHM / name).exists()
 
 
-def test_a_creation_that_has_just_begun_is_left_alone() -> None:
-    with case("unfinished") as name:
-        os.utime(SHM / name)
-        (row,) = piped("gc", name, "--yes", "--json").json["segments"]
-        assert ["may be in the making"] == row["kept_because"]
+def test_a_creation_that_has_just_begun_is_left_alone(folder: Path) -> None:
+    """Its creator has made the file, and not yet locked it."""
+    (folder / PREFIX).touch()
+    ran = piped("gc", "--yes", "--dir", str(folder))
+    assert (0, True) == (ran.status, (folder / PREFIX).exists())
+    make_old(str(folder / PREFIX))
+    assert 0 == piped("gc", "--yes", "--dir", str(folder)).status
+    assert not (folder / PREFIX).exists()
 
 
 def test_a_blank_file_of_a_dead_creator_is_ours_by_its_name() -> None:

@@ -235,6 +235,7 @@ def test_unlink_removes_a_store_that_no_writer_has(stores: Stores, name: str) ->
 def test_unlink_leaves_what_is_not_this_users_store(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for content in (b"", b"a file of another program"):
         (SHM / name).write_bytes(content)
+        os.utime(SHM / name, (0, 0))  # or, if it is empty, it is being created
         with raises(LayoutMismatchError, names=[name]):
             ObjectStoreWriter.unlink(name)
         assert content == (SHM / name).read_bytes()

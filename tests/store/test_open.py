@@ -14,9 +14,11 @@ from shmstore import (
     CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
+    ObjectStoreReader,
     ObjectStoreWriter,
     ShmStoreError,
     StoreHandle,
+    StoreNotFoundError,
     StoreSpaceError,
     WriterActiveError,
 )
@@ -253,6 +255,7 @@ def truncate(path: Path) -> None:
 
 def empty(path: Path) -> None:
     os.truncate(path, 0)
+    os.utime(path, (0, 0))  # long ago
 
 
 @pytest.mark.parametrize(
@@ -383,7 +386,7 @@ def test_an_empty_file_whose_creator_goes_on_is_not_removed(
     stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first instant of a creation no lock tells that somebody goes on; the file keeps device and inode."""
-    (SHM / name).touch(0o600)
+    leave_empty(name)
     remove = native.remove
     finished: list[StoreHandle] = []
 
@@ -398,6 +401,21 @@ def test_an_empty_file_whose_creator_goes_on_is_not_removed(
     monkeypatch.setattr(native, "remove", late)
     writer = reopened(stores, name)
     assert (finished, 1) == ([writer.handle], writer.recovered)
+
+
+def test_a_file_that_is_empty_and_young_is_being_created(stores: Stores, name: str) -> None:
+    """In the first instant of a creation its file has neither a size nor a lock."""
+    (SHM / name).touch(0o600)
+    inode = (SHM / name).stat().st_ino
+    for call in (ObjectStoreWriter.join, ObjectStoreWriter.recover, ObjectStoreReader.attach):
+        with raises(StoreNotFoundError, ["its creation is not over"]):
+            call(name)
+    with raises(WriterActiveError, ["is still being created"]):
+        ObjectStoreWriter.open(name, **OPTIONS, wait=0.1)
+    with raises(WriterActiveError, [name]):
+        ObjectStoreWriter.unlink(name)
+    assert inode == (SHM / name).stat().st_ino
+    assert 0 == reopened(stores, name).recovered  # nobody has gone on creating it
 
 
 @pytest.mark.parametrize("wrong", [{"on_mismatch": "keep"}, {"capacity": 0}, {"max_objects": -1}])
@@ -422,6 +440,7 @@ def leave_other(name: str) -> None:
 
 def leave_empty(name: str) -> None:
     (SHM / name).touch(0o600)
+    os.utime(SHM / name, (0, 0))
 
 
 def race(name: str, go: Signal, told: Signal, end: Signal) -> str:

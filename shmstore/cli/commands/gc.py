@@ -1,7 +1,6 @@
 """`shmstore gc`: shows and removes the segments of dead writers in a folder."""
 
 import argparse
-import time
 from dataclasses import dataclass
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
@@ -13,8 +12,6 @@ from shmstore.files import holders
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import find_segments, look_at, remove_segment
 
-_GRACE_SECONDS = 10
-"""A creator takes its lock right after it has made the file, so a younger file without a lock may get one."""
 _RECOVERABLE = "could be recovered"
 _RECOVERABLE_ELSEWHERE = "another version may recover it"
 _EPHEMERAL = "nobody knows its name; the next create removes it"
@@ -49,8 +46,6 @@ def _judge(info: SegmentInfo, force: bool) -> _Candidate:
             reasons.append(f"readers attached: {info.ranks_alive}")
         if info.recoverable or (info.facts and not info.ephemeral):  # of a damaged one: an arena is sound
             reasons.append(_RECOVERABLE_ELSEWHERE if info.state == "other version" else _RECOVERABLE)
-        elif not reasons and info.state == "unfinished" and time.time() - info.modified_at < _GRACE_SECONDS:
-            reasons.append("may be in the making")
     return _Candidate(info, mapped_by, reasons)
 
 
