@@ -363,10 +363,13 @@ class CorruptStoreError(ShmStoreError, ValueError):
 
 
 class SparseStoreError(CorruptStoreError):
-    """Parts of the segment's file are holes, and reading them would allocate memory; the file was not read."""
+    """Parts of the segment's file are holes, and using them would allocate memory; the store was not opened."""
 
     default_message = "parts of the file are holes; it is a sparse copy, or was never a store"
-    default_hint = "reserve the space of a copy with recover(name), or remove it with shmstore gc --yes --force NAME"
+    default_hint = (
+        "make the copy with cp --sparse=never, or give it its space with fallocate -l BYTES FILE, where BYTES is its "
+        "size; or remove it with shmstore gc --yes --force NAME"
+    )
 
 
 class UnknownTypeError(CorruptStoreError):

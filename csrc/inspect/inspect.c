@@ -32,10 +32,6 @@ int shms_inspector_open(shms_inspector **out, const char *name, int64_t allow_ui
     if (!i)
         return SHMS_ENOMEM;
     int rc = shms_segment_open(&i->seg, name, SHMS_ROLE_INSPECTOR, &(shms_expected){.allow_uid = allow_uid});
-    if (rc == SHMS_OK && shms_segment_lacks(&i->seg)) {
-        shms_segment_close(&i->seg);
-        rc = SHMS_ESPARSE;
-    }
     if (rc) {
         free(i);
         return rc;

@@ -47,6 +47,8 @@ static int open_mapped(shms_segment *seg, int role, const shms_expected *expecte
         rc = sb.boot != seg->boot ? SHMS_ELAYOUT : admitted(seg, expected, true);
     if (rc == SHMS_OK && role >= 0 && (uint64_t)role >= seg->layout.n_readers)
         rc = SHMS_EINVAL;
+    if (rc == SHMS_OK && shms_segment_lacks(seg))
+        rc = SHMS_ESPARSE;
     if (rc)
         return rc;
     int fd = shms_file_again(seg, role);

@@ -72,10 +72,10 @@ int shms_segment_publish(shms_segment *seg);
 void shms_segment_warm(shms_segment *seg);
 
 /* Bytes of the tables, and of the arenas that have been taken, that are holes: in a sparse copy, or in a file that was
- * never a store. A load from a hole allocates memory, and if there is none, raises SIGBUS. */
+ * never a store. A load from a hole allocates memory, and if there is none, raises SIGBUS: so nobody opens such a file. */
 uint64_t shms_segment_lacks(const shms_segment *seg);
-/* Reserves these bytes, and the arena's data if it is taken for the first time. For the holder of the arena's lock, before
- * it writes anything. SHMS_ENOSPC: `needed` (or NULL) says how many bytes. */
+/* Reserves the arena's data if it is taken for the first time. For the holder of the arena's lock, before it writes
+ * anything. SHMS_ENOSPC: `needed` (or NULL) says how many bytes. */
 int shms_segment_reserve(const shms_segment *seg, uint64_t *needed);
 
 /* Opens a published segment in a role, without taking a lock. SHMS_EFOREIGN before anything of it is read or mapped, if

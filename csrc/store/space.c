@@ -112,19 +112,14 @@ uint64_t shms_segment_lacks(const shms_segment *seg) {
 
 int shms_segment_reserve(const shms_segment *seg, uint64_t *needed) {
     const shms_layout *l = &seg->layout;
-    uint64_t before = taken(seg);
-    bool first = !(before >> seg->arena & 1);
-    uint64_t torn = lacks(seg, before);
+    uint64_t arenas = taken(seg), own = UINT64_C(1) << seg->arena;
+    if (arenas & own)
+        return SHMS_OK;
     if (needed)
-        *needed = torn + (first ? l->data_stride : 0);
-    /* A predecessor may have reserved the arena and died. If other arenas are being reserved, the kernel refuses. */
-    if (shms_exceeds_free_space(seg->fd, lacks(seg, before | UINT64_C(1) << seg->arena)))
+        *needed = l->data_stride;
+    /* Checks first, as a creation does. A predecessor may have reserved the arena and died: then it takes no space. If
+     * other arenas are being reserved, the kernel refuses. */
+    if (shms_exceeds_free_space(seg->fd, lacks(seg, arenas | own)))
         return SHMS_ENOSPC;
-    int rc = torn ? shms_file_reserve(seg->fd, 0, seg->control_size) : SHMS_OK;
-    for (uint64_t w = 0; rc == SHMS_OK && torn && w < l->n_writers; w++)
-        if (before >> w & 1)
-            rc = shms_file_reserve(seg->fd, l->data_at + w * l->data_stride, l->data_stride);
-    /* last, because its bytes would count for those that a sparse copy still lacks */
-    return rc == SHMS_OK && first ? shms_file_reserve(seg->fd, l->data_at + seg->arena * l->data_stride, l->data_stride)
-                                  : rc;
+    return shms_file_reserve(seg->fd, l->data_at + seg->arena * l->data_stride, l->data_stride);
 }
