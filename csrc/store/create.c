@@ -41,6 +41,10 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     if ((options->group && fchown(seg->fd, (uid_t)-1, options->group - 1)) ||
         fchmod(seg->fd, options->mode ? options->mode : 0600))
         return SHMS_ESYS;
+    if (shms_exceeds_limit(l->file_size)) {
+        errno = EFBIG;
+        return SHMS_ESYS;
+    }
     /* Before space is taken, so that a file that a dead creator has left is known as ours, or is empty. */
     bool writes = seg->unit == shms_page_size(); /* hugetlbfs has no write(2) */
     if (writes && pwrite(seg->fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
@@ -49,7 +53,7 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
         (rc = mark(seg))) /* no file has a size before it has this page, since a look at a hole is a SIGBUS */
         return rc;
     if (ftruncate(seg->fd, (off_t)l->file_size))
-        return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
+        return SHMS_ESYS;
     if ((options->flags & SHMS_MEMFD) && fcntl(seg->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
         return SHMS_ESYS;
     /* The part between the tables and a data region aligned for huge pages stays a hole. */

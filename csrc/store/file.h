@@ -39,6 +39,7 @@ uint64_t shms_file_unit(const struct statfs *fs); /* of sizes and mappings: on h
 bool shms_file_serves(const struct statfs *fs);
 bool shms_file_is_on_disk(const struct statfs *fs); /* so it is there after a power cut, in part */
 bool shms_exceeds_free_space(int fd, uint64_t size);
+bool shms_exceeds_limit(uint64_t size); /* RLIMIT_FSIZE: the kernel would send SIGXFSZ, which ends most programs */
 int shms_file_reserve(int fd, uint64_t at, uint64_t size); /* SHMS_ENOSPC, ESYS */
 
 /* Is the file empty, and so new that its creator may be about to lock it? That takes microseconds, but the creator may

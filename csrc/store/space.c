@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -60,6 +61,11 @@ bool shms_exceeds_free_space(int fd, uint64_t size) {
     struct statvfs fs;
     return fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which reports no figures */
            (uint64_t)fs.f_bavail * fs.f_frsize < size;
+}
+
+bool shms_exceeds_limit(uint64_t size) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && size > limit.rlim_cur;
 }
 
 int shms_file_reserve(int fd, uint64_t at, uint64_t size) {

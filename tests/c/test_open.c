@@ -104,22 +104,55 @@ TEST(a_watch_takes_what_happens_to_the_folder_for_a_store_and_needs_one) {
     shms_watch_close(&watch);
 }
 
+static bool dies;
+int ftruncate(int fd, off_t size) {
+    if (dies)
+        kill(getpid(), SIGKILL);
+    return (int)syscall(SYS_ftruncate, fd, size);
+}
+
 TEST(a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours) {
     const char *name = store_name("magic");
     uint64_t magic = 0;
     pid_t child = fork_child();
     if (child == 0) {
         shms_segment seg;
-        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
-        setrlimit(RLIMIT_FSIZE, &(struct rlimit){512, 512}); /* the kernel kills it when it sets the file's size */
+        dies = true;
         shms_segment_create(&seg, name, &asked);
         _exit(0);
     }
-    CHECK_EQ(1000 + SIGXFSZ, reap(child));
+    CHECK_EQ(1000 + SIGKILL, reap(child));
     int fd = shm_open(name, O_RDONLY, 0);
     CHECK(pread(fd, &magic, sizeof magic, 0) == sizeof magic && magic == SHMS_MAGIC);
     close(fd);
     shm_unlink(name);
+}
+
+TEST(a_store_above_the_limit_of_a_file_is_an_error_and_no_signal_and_leaves_no_file) {
+    const char *name = store_name("large");
+    pid_t child = fork_child();
+    if (child == 0) {
+        shms_writer *w;
+        for (rlim_t most = 4; most <= 4096; most *= 32) {
+            CHECK_EQ(0, setrlimit(RLIMIT_FSIZE, &(struct rlimit){most, RLIM_INFINITY}));
+            CHECK_EQ(SHMS_ESYS, shms_writer_create(&w, name, &asked));
+            CHECK_EQ(EFBIG, errno);
+            CHECK_EQ(-1, shm_open(name, O_RDONLY, 0));
+        }
+        _exit(0);
+    }
+    CHECK_EQ(0, reap(child));
+}
+
+TEST(no_store_is_created_that_others_may_only_read_or_only_write) {
+    static const uint32_t modes[] = {0640, 0604, 0644, 0620, 0602, 0664};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        shms_options o = asked;
+        shms_writer *w;
+        o.mode = modes[i];
+        CHECK_EQ(SHMS_EINVAL, shms_writer_create(&w, store_name("mode"), &o));
+    }
+    CHECK_EQ(0, store_names_left());
 }
 
 /* The library's calls come here: a file that is to be created is locked at once, as by a process that removes it; one
