@@ -176,17 +176,17 @@ def of_other_namespaces(place: str, pids: Iterable[int]) -> list[int]:
     """Return which of these living processes of a store have their numbers in another PID namespace."""
     with suppress(OSError):  # it has gone meanwhile
         file = os.stat(path_of(place))
-        return [pid for pid in pids if not _is_here(pid, file)]
+        return [pid for pid in pids if not is_here(pid, file.st_dev, file.st_ino)]
     return []
 
 
-def _is_here(pid: int, file: os.stat_result) -> bool:
+def is_here(pid: int, device: int, inode: int) -> bool:
     """Return whether the process of that number maps the file, as far as this user may see.
 
     A subvolume of btrfs has another device in stat(2) than in /proc/PID/maps, so there nobody does.
     """
     try:
-        return _maps(str(pid), file.st_dev, file.st_ino)
+        return _maps(str(pid), device, inode)
     except PermissionError:
         return True
     except (FileNotFoundError, ProcessLookupError):

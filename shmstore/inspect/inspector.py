@@ -180,6 +180,11 @@ class StoreInspector:
         see = self._native
         return facts_from([{**see.facts(a), "open_leases": see.open_leases(a)} for a in self._arenas()])
 
+    def file_numbers(self) -> dict[str, int]:
+        """Return the device and inode of the file."""
+        facts = self._native.facts()
+        return {name: facts[name] for name in ("device", "inode")}
+
     def kinds(self) -> dict[str, KindStats]:
         """Return the figures of each kind of objects."""
         of_arenas = [dict(kinds.values()) for kinds in self._kinds()]

@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import CorruptStoreError, StaleRefError
+from shmstore.files import is_here
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.namespaces import named
@@ -23,7 +25,7 @@ class Finding:
     text: str
     """What was found, where, and what was expected, in one line."""
     wrong: bool
-    """Whether it is damage. It is not if a writer that died or was stopped left it; `recover` corrects that."""
+    """Whether it is damage. It is not if a writer left it that is dead, or may be stopped; `recover` corrects that."""
     writer: int | None
     """Number of the writer whose arena it is in; None if the store has one, or if it is of no arena."""
 
@@ -95,13 +97,16 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
 }
 
 
-def _stopped(pid: int | None) -> bool:
-    """Return whether this process is stopped (SIGSTOP, a debugger); False if that is not known."""
+def _may_be_stopped(pid: int | None, device: int, inode: int) -> bool:
+    """Return whether the process of a store's file is stopped (SIGSTOP, a debugger), or cannot be seen from here.
+
+    One of another PID namespace cannot: its number is nobody's here, or a process's that does not map the file.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "Tt"
+        return True
+    return stat.rpartition(")")[2].split()[0] in "Tt" or not is_here(pid or 0, device, inode)
 
 
 def _finding(kind: str, text: str, wrong: bool, arena: int, facts: StoreFacts) -> Finding:
@@ -112,16 +117,18 @@ def _finding(kind: str, text: str, wrong: bool, arena: int, facts: StoreFacts) -
 
 
 def _look(inspector: StoreInspector) -> list[Finding]:
+    found, broken = [], inspector.raw_findings()
     facts = inspector.facts()
-    paused = [writer.state != "alive" or _stopped(writer.pid) for writer in facts.writers]
-    found = []
+    may_be_stopped = cache(partial(_may_be_stopped, **inspector.file_numbers()))
     readers: tuple[ReaderInfo, ...] = ()
-    for raw in inspector.raw_findings():
-        kind = native.KINDS[raw["kind"]]
-        wrong = not (paused[raw["arena"]] and kind in _LEFT_BY_A_DEATH)
+    for raw in broken:
+        kind, wrong = native.KINDS[raw["kind"]], True
+        if kind in _LEFT_BY_A_DEATH:
+            writer = facts.writers[raw["arena"]]
+            wrong = writer.state == "alive" and not may_be_stopped(writer.pid)
         if kind == "pin_free":
             readers = readers or inspector.readers()
-            wrong = not _stopped(readers[raw["where"]].pid)
+            wrong = not may_be_stopped(readers[raw["where"]].pid)
         text = _TEXTS[kind](raw["where"], raw["value"], raw["expected"])
         found.append(_finding(kind, text, wrong, raw["arena"], facts))
     return found

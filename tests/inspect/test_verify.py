@@ -235,6 +235,21 @@ def test_damage_where_a_living_writer_is_idle_is_found_in_seconds(store: tuple[P
     assert not piped("verify", store[0].name, "--json").json["ok"]
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("pid", [1 << 30, os.getppid()])
+def test_what_a_living_writer_may_have_left_when_it_was_stopped_is_a_note_if_it_cannot_be_seen(
+    store: tuple[Path, object, object], pid: int
+) -> None:
+    """It has recorded its number of another PID namespace: here nobody's, or a process's that maps no store."""
+    path = store[0]
+    poke(path, FIELDS["pid"], pid)
+    poke(path, FIELDS["used_bytes"], 64)
+    report = verify(path.name)
+    assert ([("used", False)], True) == ([(f.kind, f.wrong) for f in report.findings], report.ok)
+    poke(path, slot_at(path, 0), 9)
+    assert {"state"} == wrong(verify(path.name)), "no stop leaves that"
+
+
 def test_a_reader_that_was_closed_is_sound(store: tuple[Path, object, ObjectStoreReader]) -> None:
     path, _, reader = store
     reader.close()
