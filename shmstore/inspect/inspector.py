@@ -32,7 +32,7 @@ from shmstore.inspect.records import (
 )
 from shmstore.places import Folder, place_of
 from shmstore.store.arguments import checked_id
-from shmstore.store.diagnostics import cannot_open, foreign
+from shmstore.store.diagnostics import cannot_open, foreign, unusable
 from shmstore.store.stats import KindStats, ReaderCounters, sum_of_tiers, tier_stats
 
 _MAX_SHOWN_KEY = 65536
@@ -143,7 +143,8 @@ class StoreInspector:
         The store must be this user's, or that of user `allow_uid`, who can end this process by cutting the file short.
         Raises StoreNotFoundError if there is no such file, and ForeignStoreError if it is another user's. Raises
         LayoutMismatchError for a file that is not a store, has another version or is not yet published. Raises
-        CorruptStoreError for a damaged superblock, and SparseStoreError for a file with holes.
+        CorruptStoreError for a damaged superblock, and SparseStoreError for a file with holes. Raises SharedMemoryError
+        if it cannot be mapped.
         """
         place = place_of(name, dir)
         if "\0" in name:
@@ -164,6 +165,8 @@ class StoreInspector:
             ) from None
         except (StoreNotFoundError, ValueError):
             raise no_store(place) from None
+        except OSError as error:
+            raise unusable(error, place) from None
 
     def __enter__(self) -> Self:
         return self

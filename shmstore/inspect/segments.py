@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import ForeignStoreError, ShmStoreError
+from shmstore.errors import ForeignStoreError, SharedMemoryError, ShmStoreError
 from shmstore.files import PREFIX, SegmentFile, another_user, classify
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
@@ -70,7 +70,7 @@ def _info(file: SegmentFile, verdicts: Verdicts | None, allow_uid: int | None) -
                 facts = inspector.facts()
                 if facts.store_id not in verdicts:
                     verdicts[facts.store_id] = damage(inspector)
-        except ForeignStoreError as error:
+        except (ForeignStoreError, SharedMemoryError) as error:
             file = replace(file, problem=str(error))
         if facts and (damaged := verdicts[facts.store_id]):
             file = replace(file, state="damaged", problem=next(iter(damaged.values())))

@@ -1,6 +1,9 @@
 """Records of a store at work: each is true of one moment; and looking leaves no trace."""
 
+import errno
+import mmap
 import os
+import resource
 import threading
 import time
 from contextlib import suppress
@@ -14,6 +17,7 @@ from shmstore import (
     CorruptStoreError,
     ObjectStoreReader,
     ObjectStoreWriter,
+    SharedMemoryError,
     StaleRefError,
     StoreClosedError,
     StoreFullError,
@@ -22,6 +26,7 @@ from shmstore import (
 from shmstore.bindings import inspect as native
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import HELD, LIVE, mark_of
+from shmstore.inspect.segments import find_segments
 from shmstore.serde import MsgpackSerde, register_type
 from shmstore.serde.decode import Leaf, Named, describe
 from tests.inspect.cases import OPTIONS, fill, piped, running, three_writers
@@ -374,3 +379,21 @@ def test_forged_metadata_is_a_typed_error_and_never_a_crash() -> None:
         except CorruptStoreError:
             errors += 1
     assert min(trees, errors) > 100
+
+
+def test_a_store_that_cannot_be_mapped_is_listed_and_says_why(stores: Stores) -> None:
+    name = stores.create(1 << 20, n_writers=64, max_objects=64, max_object_size=4096, n_readers=1).name
+
+    def look() -> tuple[int | None, str | None, object]:
+        with open("/proc/self/statm") as pages:
+            now = int(pages.read().split()[0]) * mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_AS, (now + (32 << 20), resource.RLIM_INFINITY))
+        with pytest.raises(SharedMemoryError, match=name) as caught:
+            StoreInspector.open(name)
+        (seen,) = [seen for seen in find_segments() if seen.name == name]
+        return caught.value.errno, seen.problem, seen.facts
+
+    number, problem, facts = in_child(look)
+    assert (errno.ENOMEM, None) == (number, facts)
+    assert "ulimit" in problem
+    assert "Cannot allocate memory" in problem
