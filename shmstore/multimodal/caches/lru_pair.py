@@ -34,8 +34,8 @@ class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
     """Items and prompt updates in P0, up to `processor_cache_gb` of both together; thread-safe.
 
     A hit returns the stored item and updates. A miss stores the input and returns it. An input that is larger than the
-    whole cache is returned but not stored. A tensor that is a view of a larger one is stored as a copy, so that the
-    cache keeps no more than it counts.
+    whole cache is returned but not stored. A tensor that is a view of a larger one, or of another library's memory, is
+    stored as a copy, so that the cache keeps no more than it counts.
     """
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
@@ -78,7 +78,8 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     """P1 of `lru`: the items, up to `ipc_cache_gb` of them. Thread-safe.
 
     None returns the stored item. An item is stored, in place of one that is known, and returned. A tensor that is a
-    view of a larger one is stored as a copy, so that the cache keeps no more than it counts.
+    view of a larger one, or of another library's memory, is stored as a copy, so that the cache keeps no more than it
+    counts.
     """
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, Any] = MULTIMODAL) -> None:
@@ -162,7 +163,7 @@ class MirroredProcessingCache:
     """The earlier form of `lru`, in which both sides keep every item, for engines that still use it. Thread-safe.
 
     Make one in each process, and call the methods of that side. Each side holds up to `ipc_cache_gb` of items. A tensor
-    that is a view of a larger one is held as a copy.
+    that is a view of a larger one, or of another library's memory, is held as a copy.
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 
 def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
-    """Return the item with a copy of each tensor and array that is a view of more memory than its own bytes.
+    """Return the item with a copy of each tensor and array that may keep alive more memory than its own bytes.
 
-    Such a view keeps the whole memory alive, and is pickled with its whole storage. One image would keep its batch, for
-    example. Returns `item` itself if it has no such view.
+    One image would keep its batch, for example, and a view is pickled with its whole storage. Of memory that another
+    library has allocated (`torch.from_numpy`) nobody can say how much is kept. Returns `item` itself if nothing is
+    copied.
     """
     elems: dict[str, MultiModalFieldElem] = {}
     for key, elem in item._elems.items():

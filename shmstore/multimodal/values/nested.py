@@ -5,6 +5,7 @@ Equality compares dtype, shape and bits of every leaf, so -0.0 differs from 0.0,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import is_
 from typing import Any, TypeAlias
@@ -53,32 +54,33 @@ def nested_equal(a: object, b: object) -> bool:
 
 
 def alone(data: NestedTensors) -> NestedTensors:
-    """Return the data with a copy of each tensor and array that is a view of more memory than its own bytes."""
+    """Return the data with a copy of each tensor and array that may keep alive more memory than its own bytes."""
     return _changed(data, _alone)
 
 
 def _alone(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
-        if leaf.layout is torch.strided and leaf.untyped_storage().nbytes() > leaf.nbytes:
+        if leaf.layout is torch.strided and _kept_by(leaf) > leaf.nbytes:
             return leaf.detach().clone(memory_format=torch.contiguous_format)
-    elif isinstance(leaf, np.ndarray) and _whole_of(leaf) > leaf.nbytes:
+    elif isinstance(leaf, np.ndarray) and _kept_by(leaf) > leaf.nbytes:
         return leaf.copy(order="C")
     return leaf
 
 
-def _whole_of(array: np.ndarray[Any, Any]) -> int:
-    """Return the number of bytes that the array keeps alive."""
-    whole: Any = array
-    while isinstance(whole, np.ndarray) and whole.base is not None:
-        whole = whole.base
-    if isinstance(whole, np.ndarray):
-        return whole.nbytes
-    if isinstance(whole, torch.Tensor):
-        return whole.untyped_storage().nbytes()
-    try:
-        return memoryview(whole).nbytes
-    except TypeError:  # the size of this owner is unknown
-        return array.nbytes
+def _kept_by(leaf: Any) -> float:
+    """Return the number of bytes that a tensor or an array keeps alive; infinity if nobody can say."""
+    owner = leaf
+    while True:
+        if isinstance(owner, torch.Tensor):
+            storage = owner.untyped_storage()
+            return storage.nbytes() if storage.resizable() else math.inf  # not resizable: another library's memory
+        if isinstance(owner, (bytes, bytearray)):
+            return len(owner)
+        if isinstance(owner, np.ndarray) and owner.base is None:
+            return owner.nbytes
+        if not isinstance(owner, (np.ndarray, memoryview)):
+            return math.inf
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
 
 
 def to_device(data: NestedTensors, device: torch.device | str | None) -> NestedTensors:

@@ -60,7 +60,7 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     modality: Callable[[ItemT, UpdatesT], str | None] = lambda item, updates: None
     """Names what an item is, such as "image": the kind of its object in `shm`, which `shmstore top` and quotas tell."""
     own_memory: Callable[[ItemT], ItemT] = _same
-    """Returns the item without tensors that are views of larger ones, for an item that is pickled or kept."""
+    """Returns the item with a copy of each tensor that may keep more memory than its own, for what is sent or kept."""
 
     def __post_init__(self) -> None:
         others: tuple[object, ...] = ([], "", b"", None, ObjectRef(bytes(40)))
