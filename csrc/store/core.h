@@ -142,6 +142,10 @@ const char *shms_writer_path(const shms_writer *w); /* of the store's file, or o
 /* Copies the extra bytes of the object of `ref`. *size is the room, and is set to the bytes needed. SHMS_ESTALE: it has
  * been evicted. */
 int shms_writer_extra(shms_writer *w, const uint8_t *ref, uint8_t *out, uint64_t *size);
+/* 1: the object of `ref` is here with this metadata, this size of payload and these pieces of it; 0; or an error. It pins
+ * nothing: what was compared counts only if the object is still there afterwards. */
+int shms_writer_equals(shms_writer *w, const uint8_t *ref, const char *meta, uint32_t meta_len, uint64_t payload_size,
+                       const shms_piece *pieces, uint32_t n_pieces);
 /* The bytes of this writer's own object of a key that is protected: they stay until _unprotect. */
 int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out);
 /* 1: the object of `ref` is here, and has this key if `key` is not NULL; 0; or an error. */

@@ -227,6 +227,34 @@ int shms_writer_extra(shms_writer *w, const uint8_t *packed, uint8_t *out, uint6
     }
 }
 
+int shms_writer_equals(shms_writer *w, const uint8_t *packed, const char *meta, uint32_t meta_len,
+                       uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces) {
+    shms_ref ref;
+    int rc = shms_pieces_fit(pieces, n_pieces, payload_size);
+    if (rc || (rc = shms_writer_enter(w)))
+        return rc;
+    if ((rc = find_ref(w, packed, &ref)) != 1)
+        return shms_writer_leave(w, rc);
+    shms_slot s;
+    const uint8_t *object = shms_object_of(&w->seg, ref.slot, &s);
+    uint32_t key_len = object ? shms_slot_key_len(&s) : 0;
+    bool same = object && shms_slot_meta_len(&s) == meta_len && shms_slot_payload_size(&s) == payload_size &&
+                memcmp(object + key_len, meta, meta_len) == 0;
+    for (uint32_t i = 0; i < n_pieces; i++)
+        for (uint64_t at = 0; same && at < pieces[i].size; at += COPY_AT_ONCE) {
+            uint64_t left = pieces[i].size - at;
+            same = memcmp(object + shms_payload_at(key_len, meta_len) + pieces[i].offset + at,
+                          (const uint8_t *)(uintptr_t)pieces[i].address + at,
+                          left < COPY_AT_ONCE ? left : COPY_AT_ONCE) == 0;
+            if (shms_writer_yield(w)) {
+                if (w->closed)
+                    return shms_writer_leave(w, SHMS_ECLOSED);
+                same &= shms_still_there(&w->seg, ref.slot, ref.id);
+            }
+        }
+    return shms_writer_leave(w, same && shms_still_there(&w->seg, ref.slot, ref.id));
+}
+
 int64_t shms_writer_cancel_all(shms_writer *w) {
     int rc = shms_writer_enter(w);
     if (rc)

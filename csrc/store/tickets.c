@@ -194,7 +194,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
-static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size) {
+int shms_pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size) {
     for (uint32_t i = 0; i < n; i++)
         if (pieces[i].offset > payload_size || pieces[i].size > payload_size - pieces[i].offset ||
             (pieces[i].size && !pieces[i].address))
@@ -211,7 +211,8 @@ static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t
 
 int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n) {
     int rc = enter_with_ticket(w, &b->ticket);
-    if (rc || (rc = shms_writer_leave(w, w->closed ? SHMS_ECLOSED : pieces_fit(pieces, n, b->ticket.payload_size))))
+    if (rc ||
+        (rc = shms_writer_leave(w, w->closed ? SHMS_ECLOSED : shms_pieces_fit(pieces, n, b->ticket.payload_size))))
         return rc;
     copy_pieces(&b->ticket, pieces, n);
     return SHMS_OK;
@@ -220,7 +221,7 @@ int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uin
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                    uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
                    const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold) {
-    int rc = pieces_fit(pieces, n_pieces, payload_size);
+    int rc = shms_pieces_fit(pieces, n_pieces, payload_size);
     if (rc == SHMS_OK && w && group > w->seg.layout.n_groups)
         rc = SHMS_EINVAL;
     if (rc || (rc = shms_batch_begin(w, b, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, 1)))

@@ -155,6 +155,8 @@ static inline void shms_room_made(struct shms_writer *w) {
 
 /* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
 void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry);
+/* SHMS_EINVAL: a piece is not within the payload. */
+int shms_pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size);
 
 /* ---- handouts.c ---- */
 

@@ -10,7 +10,7 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -290,6 +290,10 @@ class Writer:
             out = _new(_BYTES, size[0])
             require(lib.shms_writer_extra(self._w, packed, out, size))
         return bytes(_buffer(out, size[0]))
+
+    def equals(self, packed: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]]) -> bool:
+        """Return whether an object is there with this metadata, size and pieces, which are as in `Batch.put`."""
+        return require(lib.shms_writer_equals(self._w, packed, meta, len(meta), nbytes, pieces, len(pieces))) == 1
 
     def look(self, key: bytes, owner: Any) -> tuple[bytes, bytes, Any]:
         """Return metadata, extra bytes and payload of this writer's own object; `owner` protects its key.

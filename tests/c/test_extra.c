@@ -42,6 +42,38 @@ TEST(readers_do_not_get_them) {
     end();
 }
 
+static int equals(const char *meta, uint64_t size, uint64_t offset, const char *piece, uint64_t n) {
+    shms_piece of = {offset, n, (uint64_t)(uintptr_t)piece};
+    return shms_writer_equals(w, b.ref, meta, 4, size, &of, n != 0);
+}
+
+TEST(an_object_equals_what_was_put_and_nothing_else) {
+    static char large[LARGE];
+    begin(1 << 20);
+    CHECK_EQ(SHMS_OK, put("k", 100, 43));
+    CHECK_EQ(1, equals("meta", 100, 0, payload, 100));
+    CHECK_EQ(1, equals("meta", 100, 30, payload, 70));
+    CHECK_EQ(0, equals("mete", 100, 0, payload, 100));
+    CHECK_EQ(0, equals("meta", 99, 0, payload, 99));
+    CHECK_EQ(SHMS_EINVAL, equals("meta", 100, 1, payload, 100));
+    shms_piece all = {0, LARGE, (uint64_t)(uintptr_t)extra};
+    CHECK_EQ(SHMS_OK, shms_batch_put(w, &b, "l", 1, "meta", 4, NULL, 0, LARGE, &all, 1, 0, 0, 0));
+    start_asking(w); /* and others come in between */
+    for (uint32_t at = 0, before = w->handovers; w->handovers - before < 20; at = (at + 9973) % LARGE) {
+        memcpy(large, extra, LARGE);
+        CHECK_EQ(1, equals("meta", LARGE, 0, large, LARGE));
+        large[at] ^= 1;
+        CHECK_EQ(0, equals("meta", LARGE, 0, large, LARGE));
+    }
+    stop_asking();
+    CHECK_EQ(1, shms_writer_delete(w, "l", 1));
+    CHECK_EQ(1, equals("meta", LARGE, 0, extra, LARGE)); /* whoever has leased it has it */
+    CHECK_EQ(1, shms_writer_cancel(w, b.ref));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
+    CHECK_EQ(0, equals("meta", LARGE, 0, extra, LARGE));
+    end();
+}
+
 TEST(they_survive_the_writer) {
     begin(1 << 20);
     CHECK_EQ(SHMS_OK, put("k", 100, LARGE));

@@ -327,6 +327,15 @@ static int64_t copy_extra(void) {
     return shms_writer_extra(w, b.ref, (uint8_t *)extra, &size);
 }
 
+static void put_payload(void) {
+    shms_piece all = {0, sizeof extra, (uint64_t)(uintptr_t)extra};
+    CHECK_EQ(SHMS_OK, shms_batch_put(w, &b, "p", 1, "m", 1, NULL, 0, sizeof extra, &all, 1, 0, 0, 0));
+}
+static int64_t compare_payload(void) {
+    shms_piece all = {0, sizeof extra, (uint64_t)(uintptr_t)extra};
+    return shms_writer_equals(w, b.ref, "m", 1, sizeof extra, &all, 1);
+}
+
 static void drop_all(void) { CHECK_EQ(SHMS_OK, shms_writer_clear(joined, "", 0)); }
 
 typedef struct long_call {
@@ -339,7 +348,7 @@ typedef struct long_call {
 /* Did the close come to its turn within the call? */
 static bool is_ended_by_a_close(const long_call *c) {
     open_store("closes",
-               (shms_options){.capacity = c->call == copy_extra ? 2 * SHMS_MAX_EXTRA : 2 * ALL * 128,
+               (shms_options){.capacity = strcmp(c->visit, "D3") == 0 ? 2 * SHMS_MAX_EXTRA : 2 * ALL * 128,
                               .n_readers = 1,
                               .max_objects = 2 * ALL,
                               .n_writers = 2},
@@ -371,7 +380,8 @@ TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
                                       {"W2", false, protect_all, unprotect_all},
                                       {"W1a", false, use_all_entries, hit},
                                       {"W1a", true, lease_all_there, protect_one},
-                                      {"D3", false, put_extra, copy_extra}};
+                                      {"D3", false, put_extra, copy_extra},
+                                      {"D3", false, put_payload, compare_payload}};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         for (int tries = 1; !is_ended_by_a_close(&calls[i]); tries++)
             CHECK(tries < 10); /* on a busy machine another thread may have each turn */
