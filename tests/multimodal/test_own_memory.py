@@ -136,7 +136,7 @@ def view_of_bytes() -> NDArray[Any]:
         view_of_bytes,
         lambda: torch.from_numpy(np.arange(100)[:9]),
         lambda: torch.as_tensor(np.arange(100)[:9]),
-        lambda: torch.from_dlpack(np.arange(100)[:9]),
+        lambda: torch.utils.dlpack.from_dlpack(np.arange(100)[:9]),
         lambda: torch.frombuffer(bytearray(100), dtype=torch.uint8, count=9),
         lambda: torch.from_numpy(np.arange(100)[:9]).numpy(),
         lambda: np.from_dlpack(torch.arange(100)[:9]),
