@@ -174,6 +174,8 @@ SOUND: dict[str, Callable[[Engine], object]] = {
 def test_an_interrupted_call_is_undone(name: str) -> None:
     untouched = Engine()
     before = untouched.state()
+    untouched.writer.delete("c")  # which the sender replaces
+    replaced = untouched.state()
     untouched.close()
     for number, subject in interrupts(Engine, UNDONE[name], STORE):
         if name in READS:
@@ -183,7 +185,7 @@ def test_an_interrupted_call_is_undone(name: str) -> None:
             if name in READS:  # no pin is left; the lease is over once C has acknowledged it
                 assert after[2] <= before[2]
                 after = (*after[:2], before[2], *after[3:])
-            assert before == after, f"interrupt {number}"
+            assert after == before or (name == "sender batch" and after == replaced), f"interrupt {number}"
             UNDONE[name](subject)  # no lock is left
         subject.close()
 

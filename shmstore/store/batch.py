@@ -22,6 +22,8 @@ class Internals(NamedTuple):
     """`put` as a part of a batch, with extra bytes behind the object that no reader gets."""
     hand_out: Callable[..., ObjectRef]
     """`get_cached` as a part of a batch."""
+    equals: Callable[[ObjectRef, Any], bool]
+    """Whether an object that was just handed out is what `put` of a value would store."""
     serde: ObjectSerde
     """The serializer."""
     look_or_claim: Callable[..., Any]
@@ -31,4 +33,6 @@ class Internals(NamedTuple):
 def internals_of(writer: ObjectStoreWriter) -> Internals:
     """Return the inside of an open writer."""
     inside: Any = writer
-    return Internals(inside._writer, inside._put, inside._hand_out, inside._serde, inside._look_or_claim)
+    return Internals(
+        inside._writer, inside._put, inside._hand_out, inside._equals, inside._serde, inside._look_or_claim
+    )

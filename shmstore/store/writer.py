@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from shmstore.bindings import store as native
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.claims import Claims
@@ -18,6 +20,7 @@ from shmstore.errors import (
 )
 from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
+from shmstore.serde.encode import array_address
 from shmstore.store import diagnostics
 from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
@@ -238,6 +241,18 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         if packed is None:
             raise ObjectNotFoundError(f"{ObjectNotFoundError.default_message}: {named(key, namespace)}")
         return trusted_ref(packed)
+
+    def _equals(self, ref: ObjectRef, value: Any) -> bool:
+        """Return whether the object of `ref` is there, and is what `put` of this value would store: bit for bit."""
+        encoded, packed, here = self._serde.encode(value), packed_ref(ref), self._writer.equals
+        if not here(packed, encoded.meta, encoded.nbytes, encoded.spans):
+            return False
+        for offset, size, source in encoded.fills:
+            filled = np.empty(size, np.uint8)
+            self._serde.fill(filled.data, source)
+            if not here(packed, encoded.meta, encoded.nbytes, [(offset, size, array_address(filled))]):
+                return False
+        return True
 
     def find(self, key: str, *, group: int | None = None, namespace: str | None = None) -> LeasedRef | None:
         """Hand out the object stored under `key` with a lease that only this writer ends, as `hold` does; or None.

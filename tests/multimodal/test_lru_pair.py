@@ -49,7 +49,7 @@ def test_a_hit_gives_the_stored_item_or_nothing_and_a_miss_the_input(mode: str) 
     first = cache.get_and_update_item((stored, updates), "a")
     assert updates == first[1]
     assert first[0] is stored
-    for again in (None, (item(3), [update("b")])):
+    for again in (None, (item(3), [update("a").with_item_idx(1)])):
         hit = cache.get_and_update_item(again, "a")
         assert hit[0] is (stored if mode == "only" else None)
         assert updates == hit[1]

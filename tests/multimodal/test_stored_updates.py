@@ -219,7 +219,7 @@ def test_updates_that_are_not_data_stay_in_the_process() -> None:
         with pytest.raises(CacheMissError):
             sender.get_and_update_item(None, "a")
         assert NOT_DATA == send(sender, "a", NOT_DATA)
-        assert (1, NOT_DATA) == (writer.stats().puts, hit(sender, "a"))
+        assert (2, NOT_DATA) == (writer.stats().puts, hit(sender, "a"))
         assert (1, 2) == (sender.make_stats().hits, sender.make_stats().total)
 
 

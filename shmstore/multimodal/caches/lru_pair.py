@@ -18,6 +18,7 @@ from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 from shmstore.multimodal.caches.shadow import LruProcessorCache, NewItem
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.items import MultiModalKwargsItem
+from shmstore.multimodal.values.nested import nested_equal
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
     CacheTypes,
@@ -41,12 +42,15 @@ class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         super().__init__(types, config.processor_cache_bytes, config.processor_cache_bytes)
 
-    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> NewItem[ItemT, UpdatesT]:
+    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, changed: bool) -> NewItem[ItemT, UpdatesT]:
         item, updates = mm_item
         types = self.types
         size = types.item_size(item, mm_hash) + types.updates_size(updates, mm_hash)
         output = types.alone(mm_item) if size <= self._shadow.capacity else mm_item
         return NewItem(size, (output[0], types.keep_updates(updates)), size, output)
+
+    def _same(self, kept: Any, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> bool:
+        return nested_equal(kept[0], mm_item[0])
 
     def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
         item, updates = kept
@@ -64,14 +68,26 @@ class MultiModalProcessorSenderCache(LruProcessorCache[ItemT, UpdatesT]):
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         super().__init__(types, config.ipc_cache_bytes, config.processor_cache_bytes)
 
-    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> NewItem[ItemT, UpdatesT]:
+    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, changed: bool) -> NewItem[ItemT, UpdatesT]:
         item, updates = mm_item
         types = self.types
         size = types.item_size(item, mm_hash)  # first, because it rejects data that contains itself
-        return NewItem(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), types.alone(mm_item))
+        kept_size, output = types.updates_size(updates, mm_hash), types.alone(mm_item)
+        kept = size, types.keep_updates(updates), output[0] if changed else None
+        return NewItem(size, kept, kept_size + size if changed else kept_size, output)
+
+    def _same(self, kept: Any, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> bool:
+        size, updates, item = kept
+        types = self.types
+        return (
+            size == types.item_size(mm_item[0], mm_hash)
+            and types.same_updates(updates, types.keep_updates(mm_item[1]))
+            and (item is None or nested_equal(item, mm_item[0]))
+        )
 
     def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
-        return None, self.types.give_updates(kept)
+        _, updates, item = kept
+        return item, self.types.give_updates(updates)
 
 
 class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
@@ -150,10 +166,13 @@ def _check_arrived(types: CacheTypes[Any, Any], item: ReceiverInput[Any], mm_has
 
 class _MirroredSender(LruProcessorCache[MultiModalKwargsItem, PromptUpdates]):
     def _new(
-        self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str
+        self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str, changed: bool
     ) -> NewItem[MultiModalKwargsItem, PromptUpdates]:
         size, output = self.types.item_size(mm_item[0], mm_hash), self.types.alone(mm_item)
         return NewItem(size, output[0], size, output)
+
+    def _same(self, kept: Any, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> bool:
+        return nested_equal(kept, mm_item[0])
 
     def _on_hit(self, kept: MultiModalKwargsItem) -> ProcessorOutput[MultiModalKwargsItem, PromptUpdates]:
         return None, ()

@@ -18,6 +18,12 @@ has its value. Other keys are in the shadow only for their sizes. Three rules fo
    then. Otherwise two items of one request could reject each other endlessly, because each is sent only if the other is
    not. A batch may evict a key that it counts on, so P0 remembers for a while when it sent a key that has gone.
 
+4. An item that is given for a key that is cached is compared with what P0 has. If it differs, it is sent, and P1 stores
+   it in place of the one before. P0 keeps such an item, and sends it with every later hit. For P1 may still have the
+   one before, because the request that changed it may have been dropped, and what a hit brings must be of one call. A
+   request that was sent before and arrives after it would get the new item, so requests must not overtake each other
+   where a name changes what it names.
+
 An interrupt may empty one side. An empty shadow breaks no rule: P1 evicts the rest, which is used less recently, first.
 If P1 is empty, it rejects what P0 counts on, as in 3.
 """
@@ -34,6 +40,7 @@ from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
 from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs, one_or_more
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
+from shmstore.multimodal.values.nested import nested_equal
 from shmstore.multimodal.values.types import CacheTypes, ItemT, ProcessorInput, ProcessorOutput, UpdatesT
 
 _REMEMBERED = 4096
@@ -66,7 +73,12 @@ class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self._guard = Guard(self._kept, self._empty)
 
     @abstractmethod
-    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> NewItem[ItemT, UpdatesT]: ...
+    def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, changed: bool) -> NewItem[ItemT, UpdatesT]:
+        """Return what to send and keep of an item; `changed`: in the place of another one."""
+
+    @abstractmethod
+    def _same(self, kept: Any, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> bool:
+        """Return whether the item is the one whose value is kept, as far as P0 can see."""
 
     @abstractmethod
     def _on_hit(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]: ...
@@ -104,19 +116,26 @@ class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             check_pairs(mm_items, mm_hashes, self.types.check_input)
             check_known(mm_items, mm_hashes, kept.entries.__contains__)
             held = {key: entry[0] for key in mm_hashes if (entry := kept.entries.get(key)) is not None}
-            given: dict[str, NewItem[ItemT, UpdatesT]] = {}
+            given: dict[str, tuple[ItemT, UpdatesT]] = {}
+            news: dict[str, NewItem[ItemT, UpdatesT]] = {}
             outputs: list[ProcessorOutput[ItemT, UpdatesT]] = []
             sent: list[NewItem[ItemT, UpdatesT] | None] = []
             for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
-                if mm_hash in held:  # even if this batch evicts it, because P1 looks up its hits first, too
+                known = mm_hash in held  # even if this batch evicts it, because P1 looks up its hits first, too
+                hit = known and (mm_item is None or self._same(held[mm_hash], mm_item, mm_hash))
+                if mm_item is not None:
+                    before, given[mm_hash] = given.get(mm_hash, mm_item), mm_item
+                    hit = hit and nested_equal(before[0], mm_item[0])
+                if hit:
                     outputs.append(self._on_hit(held[mm_hash]))
                     sent.append(None)
                     continue
-                if mm_hash not in given and mm_item is not None:
-                    given[mm_hash] = self._new(mm_item, mm_hash)
-                new = given[mm_hash]
+                if mm_item is not None:
+                    news[mm_hash] = self._new(mm_item, mm_hash, known)
+                new = news[mm_hash]
                 outputs.append(new.output)
                 sent.append(new)
+                held.pop(mm_hash, None)
                 if new.size <= self._shadow.capacity and new.kept_size <= kept.capacity:
                     held[mm_hash] = new.kept
             self._guard.change(partial(self._record, mm_hashes, sent))
@@ -139,6 +158,8 @@ class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                 self._departed.move_to_end(key)
             if fits and new.kept_size <= kept.capacity:
                 kept.put(mm_hash, new.kept, new.kept_size)
+            else:
+                kept.pop(mm_hash)
         while len(self._departed) > _REMEMBERED:
             self._departed.popitem(last=False)
 

@@ -5,7 +5,12 @@ The store knows who still reads what, so it decides what stays. It also keeps th
 
 Each call is a batch (`bindings.batch`); a single item is a batch of one. The call hands out what is cached, and the
 leases then keep it. It stores the rest, and commits. If it fails or is interrupted before, the store undoes it: no
-lease is open, and no new object is there. What was evicted to make room stays evicted.
+lease is open, and no new object is there. What was evicted to make room stays evicted, and what was replaced stays
+removed.
+
+A caller may give an item for a name under which another one is stored. The two are compared in the store, which takes
+less time than the copy that it spares. If they differ, the name is the given one's from now on. An item and its prompt
+updates are of one put, so an item whose updates are not known is put again as well.
 
 Threads that store or delete take the lock `_storing`, also while bytes are copied: a key that one of them is storing
 can be handed out to none of the others yet. Hits take no lock and never wait.
@@ -17,6 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -53,7 +59,7 @@ from shmstore.multimodal.values.types import (
     ReceiverInput,
     UpdatesT,
 )
-from shmstore.refs import StoreHandle, trusted_ref
+from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
 from shmstore.store import Claim, ObjectStoreWriter
 from shmstore.store.arguments import MAX_KEY, int_of, packed_key, stored_key
 from shmstore.store.batch import internals_of
@@ -74,6 +80,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     Owns `writer` and closes it. Thread-safe. An item goes inline if the store has no room for it or never takes its
     size. Such items are counted in `inline_full` and `inline_too_large`, and a warning names the setting. If a tensor
     of an inline item is a view into a larger one, a copy is sent, because pickling the view would send the whole.
+
+    An item that is given for a stored name is a hit if it is equal to the stored one. Else it replaces that one, here
+    and in the tier. A hit without an item cannot be checked: the name is then trusted.
 
     With several API servers each has a sender, with its own writer of one store. An item of any of them is a hit in
     all, and comes with its prompt updates if these are stored with it.
@@ -192,7 +201,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         batch = native.batch()
         try:
             output = self._hit(batch, mm_hash)
-            if output is None:
+            if output is None or output[1] is UNKNOWN:
                 raise CacheMissError([mm_hash])
             now = counts.counts  # the commit, as below
             counts.counts = now[0] + 1, now[1] + 1, now[2], now[3]
@@ -220,11 +229,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             # What is cached comes first: its leases keep it while the rest is stored.
             absent: set[str] = set()  # a repetition is one miss
             for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
-                outputs.append(output := None if mm_hash in absent else self._hit(batch, mm_hash))
+                outputs.append(output := None if mm_hash in absent else self._usable(batch, mm_hash, mm_item))
                 if output is None:
                     absent.add(mm_hash)
-                elif mm_item is not None:
-                    self.types.check_input(mm_item, mm_hash)
             if None in outputs:
                 pairs = zip(reversed(mm_hashes), reversed(mm_items), strict=True)  # of a repetition the first counts
                 given = {mm_hash: mm_item for mm_hash, mm_item in pairs if mm_item is not None}
@@ -235,7 +242,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     for mm_hash in given:
                         self.tier.wait(mm_hash)
                 with self._storing:
-                    for at, mm_hash in enumerate(mm_hashes):
+                    for at, (mm_item, mm_hash) in enumerate(zip(mm_items, mm_hashes, strict=True)):
+                        if mm_item is not None:
+                            given[mm_hash] = mm_item  # from here on None stands for this one
+                        elif outputs[at] is None:
+                            outputs[at] = self._usable(batch, mm_hash, None)
                         if outputs[at] is None:
                             outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed, stored)
                     if self.tier is not None:  # here: what is stored before a clear is published before it
@@ -264,7 +275,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                         claim.end()
 
     def _hit(self, batch: Batch, mm_hash: str) -> ProcessorOutput[ItemT, UpdatesT] | None:
-        """Return the output of a cached item; None if it is not cached, or all lease entries are taken."""
+        """Hand out a stored item with its updates, or UNKNOWN; None if it is not there, or no lease entry is free."""
         try:
             packed = batch.hit(mm_hash.encode(), self._hold)  # the hash was checked, and fits
         except StoreFullError:
@@ -272,11 +283,35 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         if packed is None:
             return None
         ref = trusted_ref(packed)
-        updates = self._updates.of(ref, mm_hash)
-        if updates is UNKNOWN:
-            self.writer.cancel(ref)
-            return None
-        return ref, updates
+        return ref, self._updates.of(ref, mm_hash)
+
+    def _usable(
+        self, batch: Batch, mm_hash: str, mm_item: ProcessorInput[ItemT, UpdatesT]
+    ) -> ProcessorOutput[ItemT, UpdatesT] | None:
+        """Do `_hit`; None also if the item is not the given one, or if its updates are not known."""
+        output: Any = self._hit(batch, mm_hash)
+        return None if output is None else self._checked(output[0], output[1], mm_hash, mm_item)
+
+    def _checked(
+        self, ref: ObjectRef, updates: UpdatesT, mm_hash: str, mm_item: ProcessorInput[ItemT, UpdatesT]
+    ) -> ProcessorOutput[ItemT, UpdatesT] | None:
+        """Return the output of a stored item if it is the given one, and its updates are known; else end its lease.
+
+        One that differs is removed: its name is the given one's from now on.
+        """
+        same = True
+        if mm_item is not None:
+            self.types.check_input(mm_item, mm_hash)
+            try:
+                same = self._inside.equals(ref, mm_item[0])
+            except _NO_VALUE as error:
+                raise named(error, f"item of {shown(mm_hash)}") from None
+        if same and updates is not UNKNOWN:
+            return ref, updates
+        self.writer.cancel(ref)
+        if not same:
+            self.invalidate(mm_hash)
+        return None
 
     def _put(
         self,
@@ -288,27 +323,29 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     ) -> ProcessorOutput[ItemT, UpdatesT]:
         """Store the item, or hand it out if it is stored already, or send it inline if it does not fit.
 
-        `missed` gets an entry for an item that was not cached: the error, if it goes inline. `stored` gets the hash of
-        one that was stored with its updates.
+        What is stored under its hash is removed if it is another item, or if its updates are unknown. `missed` gets an
+        entry for an item that was not cached: the error, if it goes inline. `stored` gets the hash of one that was
+        stored with its updates.
         """
         item, updates = mm_item
         kept, extra = self._updates.written(mm_item, mm_hash)
+        put = partial(self._inside.put, batch, mm_hash, item, self._hold, extra, self._kind_of(item, updates))
         try:
             try:
-                ref = self._inside.put(batch, mm_hash, item, self._hold, extra, self._kind_of(item, updates))
-            except ObjectExistsError:  # a repetition, or another thread has just stored it, or its updates are unknown
-                ref = self._inside.hand_out(batch, mm_hash, self._hold)
-                known = self._updates.of(ref, mm_hash)
-                if known is not UNKNOWN:
-                    return ref, known
-                extra = b""
+                ref = put()
+            except ObjectExistsError:  # a repetition, of another thread perhaps; or its updates are unknown
+                there = self._inside.hand_out(batch, mm_hash, self._hold)
+                if (output := self._checked(there, self._updates.of(there, mm_hash), mm_hash, mm_item)) is not None:
+                    return output
+                self.invalidate(mm_hash)
+                ref = put()
         except _NO_VALUE as error:
             raise named(error, f"item of {shown(mm_hash)}") from None
         except _NO_ROOM as error:
             missed.append(type(error))  # not the error, whose traceback would keep this frame, and all below it
             self._warn(error, missed.count(type(error)))
             return self.types.alone(mm_item)
-        except ObjectNotFoundError:  # a tier that was given up may still write an object of this key
+        except (ObjectNotFoundError, ObjectExistsError):  # a tier may still write an object of this key
             missed.append(ObjectNotFoundError)
             return self.types.alone(mm_item)
         missed.append(None)

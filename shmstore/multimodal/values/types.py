@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from shmstore.errors import kind_of, shown
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
+from shmstore.multimodal.values.nested import nested_equal
 from shmstore.multimodal.values.sizes import item_size, tree_size, updates_size
 from shmstore.multimodal.values.updates import decode_updates, encode_updates
 from shmstore.refs import ObjectRef
@@ -29,6 +30,13 @@ ReceiverInput: TypeAlias = ItemT | ObjectRef | None
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _say_the_same(kept: PromptUpdates, given: PromptUpdates) -> bool:
+    def says(updates: PromptUpdates) -> list[Any]:
+        return [(each.modality, each.mode, each.target, each.content) for each in updates]  # the caller has the index
+
+    return nested_equal(says(kept), says(given))
 
 
 def _shallow_size(updates: object, mm_hash: str) -> int:
@@ -53,6 +61,8 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     """Turns updates into what is kept, if the caller may change them later."""
     give_updates: Callable[[Any], UpdatesT] = _same
     """Turns what is kept into the updates of an output."""
+    same_updates: Callable[[Any, Any], bool] = nested_equal
+    """Whether two updates as they are kept say the same of an item. `lru` sends an item again if they do not."""
     encode_updates: Callable[[UpdatesT], bytes | None] | None = None
     """Turns updates into bytes that `shm` stores with the item; None for updates that cannot be written as data."""
     decode_updates: Callable[[bytes], UpdatesT] | None = None
@@ -123,6 +133,7 @@ MULTIMODAL: CacheTypes[Any, Any] = CacheTypes(
     updates_size,
     keep_updates=tuple,  # the caller may change its list
     give_updates=list,
+    same_updates=_say_the_same,
     encode_updates=encode_updates,
     decode_updates=decode_updates,
     modality=lambda item, updates: item.modality,
