@@ -91,7 +91,7 @@ def test_what_fits_no_more_leaves_nothing_under_its_name(mode: str) -> None:
     large = (item(3 * MIB, 5), [update("large")])
     with engine(mode, 2 * MIB) as (cache, request):
         request([A])
-        assert [large] == request([large])
+        assert [large] * 2 == request([large, None])
         assert not cache.is_cached_item("k")
     book = config(1000, MIB)
     lru = MultiModalProcessorSenderCache(book)
@@ -109,6 +109,12 @@ def test_mirrored_sides_compare_items_too() -> None:
         assert (content or SAME_SIZE[0]) == got
 
 
+def test_lru_compares_sizes_and_once_a_name_has_changed_items() -> None:
+    with engine("lru") as (_, request):
+        for content in (A, (item(11), A[1]), (item(11, 4), A[1])):
+            assert [content] == request([content])
+
+
 def test_lru_counts_on_nothing_after_a_change_whose_request_was_dropped() -> None:
     with engine("lru") as (cache, request):
         request([A])
@@ -116,14 +122,41 @@ def test_lru_counts_on_nothing_after_a_change_whose_request_was_dropped() -> Non
         assert [SAME_SIZE] == request([None])
 
 
-@pytest.mark.parametrize("data", [torch.eye(3).T[:2], np.arange(9)[::2], [1, "text"]])
+def holding(data: object) -> MultiModalKwargsItem:
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", data, MultiModalBatchedField())])
+
+
+@pytest.mark.parametrize("data", [torch.eye(3).T[:2], np.arange(6.0)[::2], torch.arange(6)])
 def test_what_is_equal_is_a_hit_however_it_lies_in_memory(data: Any) -> None:
-    field = MultiModalBatchedField()
-    values = [data, data.contiguous() if isinstance(data, torch.Tensor) else data]
-    items = [MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", v, field)]) for v in values]
     with shm_sender(config(MIB, MIB, cache_type="shm")) as sender:
-        first, second, third = [sender.get_and_update_item((one, []), "k")[0] for one in [*items, A[0]]]
-        assert first.monotonic_id == second.monotonic_id != third.monotonic_id  # type: ignore[union-attr]
+        inputs = [holding(each) for each in (data, data * 1, data + 1, data)]
+        refs: list[Any] = [sender.get_and_update_item((each, []), "k")[0] for each in inputs]
+    first, again, other, third = [ref.monotonic_id for ref in refs]
+    assert (first == again, len({first, other, third})) == (True, 3)
+
+
+def test_an_item_that_cannot_be_stored_leaves_the_one_that_is() -> None:
+    with engine("shm") as (_, request):
+        request([A])
+        with pytest.raises(TypeError, match=r"item of 'k': .*no serializer for object"):
+            request([(holding(object()), [])])
+        assert [A] == request([None])
+
+
+def test_an_item_goes_inline_while_another_thread_fetches_one_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine("shm") as (cache, request):
+        request([LARGER])
+        cache._updates._beside.clear()  # as after a restart
+        invalidate = cache.invalidate
+        begun: list[Any] = []
+
+        def overtaken(mm_hash: str) -> None:
+            invalidate(mm_hash)
+            begun.append(cache.writer.begin("k", torch.zeros(3)))
+
+        monkeypatch.setattr(cache, "invalidate", overtaken)
+        assert [LARGER] == request([LARGER])
+        assert (1, 1) == (cache.inline_late, len(begun))
 
 
 def test_updates_that_were_lost_are_never_those_of_another_item() -> None:
