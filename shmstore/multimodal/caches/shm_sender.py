@@ -22,7 +22,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -59,7 +58,7 @@ from shmstore.multimodal.values.types import (
     ReceiverInput,
     UpdatesT,
 )
-from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
+from shmstore.refs import StoreHandle, trusted_ref
 from shmstore.store import Claim, ObjectStoreWriter
 from shmstore.store.arguments import MAX_KEY, int_of, packed_key, stored_key
 from shmstore.store.batch import internals_of
@@ -229,9 +228,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             # What is cached comes first: its leases keep it while the rest is stored.
             absent: set[str] = set()  # a repetition is one miss
             for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
-                outputs.append(output := None if mm_hash in absent else self._usable(batch, mm_hash, mm_item))
+                output = None if mm_hash in absent else self._hit(batch, mm_hash)
+                if output is not None:
+                    output = self._checked(output, mm_hash, mm_item)
                 if output is None:
                     absent.add(mm_hash)
+                outputs.append(output)
             if None in outputs:
                 pairs = zip(reversed(mm_hashes), reversed(mm_items), strict=True)  # of a repetition the first counts
                 given = {mm_hash: mm_item for mm_hash, mm_item in pairs if mm_item is not None}
@@ -245,8 +247,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     for at, (mm_item, mm_hash) in enumerate(zip(mm_items, mm_hashes, strict=True)):
                         if mm_item is not None:
                             given[mm_hash] = mm_item  # from here on None stands for this one
-                        elif outputs[at] is None:
-                            outputs[at] = self._usable(batch, mm_hash, None)
+                        elif outputs[at] is None and (found := self._hit(batch, mm_hash)) is not None:
+                            outputs[at] = self._checked(found, mm_hash, None)
                         if outputs[at] is None:
                             outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed, stored)
                     if self.tier is not None:  # here: what is stored before a clear is published before it
@@ -285,20 +287,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         ref = trusted_ref(packed)
         return ref, self._updates.of(ref, mm_hash)
 
-    def _usable(
-        self, batch: Batch, mm_hash: str, mm_item: ProcessorInput[ItemT, UpdatesT]
-    ) -> ProcessorOutput[ItemT, UpdatesT] | None:
-        """Do `_hit`; None also if the item is not the given one, or if its updates are not known."""
-        output: Any = self._hit(batch, mm_hash)
-        return None if output is None else self._checked(output[0], output[1], mm_hash, mm_item)
-
     def _checked(
-        self, ref: ObjectRef, updates: UpdatesT, mm_hash: str, mm_item: ProcessorInput[ItemT, UpdatesT]
+        self, found: ProcessorOutput[ItemT, UpdatesT], mm_hash: str, mm_item: ProcessorInput[ItemT, UpdatesT]
     ) -> ProcessorOutput[ItemT, UpdatesT] | None:
-        """Return the output of a stored item if it is the given one, and its updates are known; else end its lease.
+        """Return what `_hit` has found if it is the given item, and its updates are known; else end its lease.
 
         One that differs is removed: its name is the given one's from now on.
         """
+        ref: Any = found[0]
         same = True
         if mm_item is not None:
             self.types.check_input(mm_item, mm_hash)
@@ -306,8 +302,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                 same = self._inside.equals(ref, mm_item[0])
             except _NO_VALUE as error:
                 raise named(error, f"item of {shown(mm_hash)}") from None
-        if same and updates is not UNKNOWN:
-            return ref, updates
+        if same and found[1] is not UNKNOWN:
+            return found
         self.writer.cancel(ref)
         if not same:
             self.invalidate(mm_hash)
@@ -329,16 +325,17 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """
         item, updates = mm_item
         kept, extra = self._updates.written(mm_item, mm_hash)
-        put = partial(self._inside.put, batch, mm_hash, item, self._hold, extra, self._kind_of(item, updates))
+        to_put = batch, mm_hash, item, self._hold, extra, self._kind_of(item, updates)
         try:
             try:
-                ref = put()
+                ref = self._inside.put(*to_put)
             except ObjectExistsError:  # a repetition, of another thread perhaps; or its updates are unknown
                 there = self._inside.hand_out(batch, mm_hash, self._hold)
-                if (output := self._checked(there, self._updates.of(there, mm_hash), mm_hash, mm_item)) is not None:
+                output = self._checked((there, self._updates.of(there, mm_hash)), mm_hash, mm_item)
+                if output is not None:
                     return output
                 self.invalidate(mm_hash)
-                ref = put()
+                ref = self._inside.put(*to_put)
         except _NO_VALUE as error:
             raise named(error, f"item of {shown(mm_hash)}") from None
         except _NO_ROOM as error:
