@@ -244,8 +244,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     for mm_hash in given:
                         self.tier.wait(mm_hash)
                 with self._storing:
-                    for at, (mm_item, mm_hash) in enumerate(zip(mm_items, mm_hashes, strict=True)):
-                        if mm_item is not None:
+                    for at, mm_hash in enumerate(mm_hashes):
+                        if (mm_item := mm_items[at]) is not None:
                             given[mm_hash] = mm_item  # from here on None stands for this one
                         elif outputs[at] is None and (found := self._hit(batch, mm_hash)) is not None:
                             outputs[at] = self._checked(found, mm_hash, None)
@@ -325,17 +325,17 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """
         item, updates = mm_item
         kept, extra = self._updates.written(mm_item, mm_hash)
-        to_put = batch, mm_hash, item, self._hold, extra, self._kind_of(item, updates)
+        kind = self._kind_of(item, updates)
         try:
             try:
-                ref = self._inside.put(*to_put)
+                ref = self._inside.put(batch, mm_hash, item, self._hold, extra, kind)
             except ObjectExistsError:  # a repetition, of another thread perhaps; or its updates are unknown
                 there = self._inside.hand_out(batch, mm_hash, self._hold)
                 output = self._checked((there, self._updates.of(there, mm_hash)), mm_hash, mm_item)
                 if output is not None:
                     return output
                 self.invalidate(mm_hash)
-                ref = self._inside.put(*to_put)
+                ref = self._inside.put(batch, mm_hash, item, self._hold, extra, kind)
         except _NO_VALUE as error:
             raise named(error, f"item of {shown(mm_hash)}") from None
         except _NO_ROOM as error:
