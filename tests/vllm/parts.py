@@ -115,8 +115,9 @@ class Desk:
         return self.writer.stats().open_leases
 
     def item(self, name: str) -> ReferenceItem:
-        again = partial(sender_module.SenderCache._lease_again, cast(Any, self), name)
-        return ReferenceItem(self._held(self.writer.put(name, b"")), again)
+        ref = self.writer.put(name, b"")
+        again = partial(sender_module.SenderCache._lease_again, cast(Any, self), name, ref)
+        return ReferenceItem(self._held(ref), again)
 
     def _held(self, ref: shmstore.ObjectRef) -> shmstore.LeasedRef:
         return self.writer.hold(ref)

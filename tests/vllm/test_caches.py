@@ -88,6 +88,23 @@ def test_an_item_whose_owner_was_stopped_is_sent_inline(sender: SenderCache, mon
     assert 0 == sender.writer.stats().open_leases
 
 
+def test_a_reference_gets_no_lease_on_another_item_of_its_name(sender: SenderCache) -> None:
+    first, second = item(*FIELDS), item(FIELDS[0])
+    sent, _ = sender.get_and_update_item((first, ["first"]), "a")
+    outside = pickle.loads(pickle.dumps(sent))
+    again, updates = sender.get_and_update_item((second, ["second"]), "a")
+    assert ["second"] == list(updates)
+    assert same(second, received(ReceiverCache(None, None), again))
+    assert same(first, received(ReceiverCache(None, None), sent))
+    sent.users = 1
+    sent.let_go()
+    for call in (sent.renew, lambda: sender.validate_input_item(outside, "a")):
+        with pytest.raises(ValueError, match="send the item itself"):
+            call()
+    del again
+    assert 0 == sender.writer.stats().open_leases
+
+
 def test_what_a_worker_holds_is_as_its_setting_says(sender: SenderCache, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = item(*FIELDS)
     sent, _ = sender.get_and_update_item((whole, []), "a")

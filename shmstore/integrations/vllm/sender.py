@@ -105,7 +105,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         sent, updates = self._sender.get_and_update_item(given, mm_hash)
         if isinstance(sent, ObjectRef):
             try:
-                return ReferenceItem(self._held(sent), partial(self._lease_again, mm_hash)), updates
+                return ReferenceItem(self._held(sent), partial(self._lease_again, mm_hash, sent)), updates
             except ObjectBusyError as busy:
                 if given is None:
                     raise CacheMissError([mm_hash]) from busy
@@ -119,9 +119,14 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
             self.writer.cancel(ref)
             raise
 
-    def _lease_again(self, mm_hash: str) -> LeasedRef:
+    def _lease_again(self, mm_hash: str, ref: ObjectRef) -> LeasedRef:
+        """Open another lease on the item of `ref`, and on no other one: a request has the prompt updates of that."""
         try:
-            return self._held(self.writer.get_cached(mm_hash))
+            again = self.writer.get_cached(mm_hash)
+            if again.monotonic_id == ref.monotonic_id:
+                return self._held(again)
+            self.writer.cancel(again)
+            raise ObjectNotFoundError
         except (ObjectNotFoundError, ObjectBusyError):
             raise ValueError(f"the item {mm_hash!r} is not in the store any more; send the item itself") from None
 
@@ -140,7 +145,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
             return
         if not self.writer.validate(ref, mm_hash):
             raise ValueError(f"the reference is not one to the stored item {mm_hash!r}; send the item itself")
-        ReferenceItem.adopt(mm_item, self._lease_again(mm_hash), partial(self._lease_again, mm_hash))
+        ReferenceItem.adopt(mm_item, self._lease_again(mm_hash, ref), partial(self._lease_again, mm_hash, ref))
 
     def invalidate(self, mm_hash: str) -> None:
         """Take the item out: the next request sends it again."""
