@@ -61,8 +61,6 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     """Turns updates into what is kept, if the caller may change them later."""
     give_updates: Callable[[Any], UpdatesT] = _same
     """Turns what is kept into the updates of an output."""
-    same_updates: Callable[[Any, Any], bool] = nested_equal
-    """Whether two updates as they are kept say the same of an item. `lru` sends an item again if they do not."""
     encode_updates: Callable[[UpdatesT], bytes | None] | None = None
     """Turns updates into bytes that `shm` stores with the item; None for updates that cannot be written as data."""
     decode_updates: Callable[[bytes], UpdatesT] | None = None
@@ -71,6 +69,8 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     """Names what an item is, such as "image": the kind of its object in `shm`, which `shmstore top` and quotas tell."""
     own_memory: Callable[[ItemT], ItemT] = _same
     """Returns the item with a copy of each tensor that may keep more memory than its own, for what is sent or kept."""
+    same_updates: Callable[[Any, Any], bool] = nested_equal
+    """Whether two updates as they are kept say the same of an item. `lru` sends an item again if they do not."""
 
     def __post_init__(self) -> None:
         others: tuple[object, ...] = ([], "", b"", None, ObjectRef(bytes(40)))
@@ -133,10 +133,10 @@ MULTIMODAL: CacheTypes[Any, Any] = CacheTypes(
     updates_size,
     keep_updates=tuple,  # the caller may change its list
     give_updates=list,
-    same_updates=_say_the_same,
     encode_updates=encode_updates,
     decode_updates=decode_updates,
     modality=lambda item, updates: item.modality,
     own_memory=own_memory,
+    same_updates=_say_the_same,
 )
 """The types of this package."""
