@@ -127,7 +127,8 @@ bool shms_zones_survey(shms_zones *z, int64_t *budget) {
 typedef struct zone_search {
     uint64_t span, at, best, longest;
     enum shms_level level;
-    bool first; /* the first one will do, because it is next in the order of the hand; else the shortest is best */
+    /* The first one will do, because it is next in the order of the hand; else the shortest of the zones' longest ones. */
+    bool first;
 } zone_search;
 
 /* Notes a run. Returns true if the search is over. */
@@ -139,18 +140,6 @@ static bool accept_run(zone_search *q, uint64_t at, uint64_t length) {
         q->at = at;
     }
     return q->best != UINT64_MAX && q->first;
-}
-
-/* Notes the gaps of a zone, but for those at its start and at its end, which may be longer. */
-static void search_gaps(const shms_zones *z, uint32_t zone, zone_search *q) {
-    shms_ring *r = z->ring;
-    uint64_t end = zone_end(z, zone);
-    for (uint32_t s = r->zones[zone].first, next; s != SHMS_NONE && shms_ring_end(r, s) < end; s = next) {
-        next = r->next[s];
-        if (next == SHMS_NONE || shms_ring_start(r, next) >= end)
-            return;
-        accept_run(q, shms_ring_end(r, s), shms_ring_start(r, next) - shms_ring_end(r, s));
-    }
 }
 
 static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search *q, int64_t *budget) {
@@ -168,9 +157,7 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
         }
         if (!cut && accept_run(q, start, here + run->lead - start))
             return 1;
-        if (!q->first && run->longest >= q->span)
-            search_gaps(z, zone, q);
-        else if (!cut && accept_run(q, run->at, run->longest))
+        if (!cut && accept_run(q, run->at, run->longest))
             return 1;
         start = cut && end - run->trail < from ? from : end - run->trail;
     }

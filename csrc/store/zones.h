@@ -56,8 +56,9 @@ void shms_zones_stale_all(shms_zones *z);
 bool shms_zones_survey(shms_zones *z, int64_t *budget);
 
 /* Finds a run of `span` bytes within [from, to), from < to, and stores its start in *at. It is one in the first zone from
- * that of `hand` on, else from the start. A large object gets the shortest gap that fits. Surveys stale zones on its way.
- * 1: found. 0: no such run; *longest is the longest one. -1: the budget is used up. */
+ * that of `hand` on, else from the start. For a large object and SHMS_GAPS it is the shortest of those that are the
+ * longest of their zones. Surveys stale zones on its way. 1: found. 0: no such run; *longest is the longest one. -1: the
+ * budget is used up. */
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,
                     int64_t *budget, uint64_t *at, uint64_t *longest);
 
