@@ -125,7 +125,7 @@ bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
     const shms_lease *e = &w->leases.table[entry];
     if (shms_get(&e->number) == 0 || shms_lease_held(shms_get(&e->what)))
         return false;
-    for (uint32_t i = 0, r = w->laggard; i < w->seg.layout.n_readers; i++, r = next_rank(w, r))
+    for (uint32_t n = (uint32_t)w->seg.layout.n_readers, i = n, r = w->laggard; i > 0; i--, r = r + 1 < n ? r + 1 : 0)
         if (!lease_left_by(w, r, entry) && !(ask && gone(w, r))) {
             w->laggard = r;
             return false;
@@ -147,7 +147,7 @@ bool shms_may_go(void *context, uint32_t slot) {
             return false;
         shms_leases_close(&w->leases, e);
     }
-    for (uint32_t i = 0, r = w->laggard; i < w->seg.layout.n_readers; i++, r = next_rank(w, r))
+    for (uint32_t n = (uint32_t)w->seg.layout.n_readers, i = n, r = w->laggard; i > 0; i--, r = r + 1 < n ? r + 1 : 0)
         if (shms_pin_count(shms_pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r)) {
             w->laggard = r;
             return false;

@@ -180,7 +180,7 @@ bool shms_ring_near(shms_ring *r, enum shms_area_name name, enum shms_level leve
 
 /* Notes a gap that is not at a hand, or not any more. */
 static void note_gap(shms_ring *r, uint64_t from, uint64_t to) {
-    for (int a = 0; a < SHMS_AREAS; a++) {
+    for (int a = 0; to > from && a < SHMS_AREAS; a++) {
         shms_area *area = &r->areas[a];
         uint64_t start = from > area->from ? from : area->from, end = to < area->to ? to : area->to;
         if (end > start && end - start > area->gap)

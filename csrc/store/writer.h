@@ -60,7 +60,7 @@ struct shms_writer {
     shms_peer *peers;       /* the ranks, then the writers */
     uint64_t *polled_zones; /* [peer][zone]: their counts of releases at the last poll */
     uint64_t operation;     /* verdicts of an earlier one are forgotten */
-    uint32_t laggard; /* the rank that had the last held object */
+    uint32_t laggard; /* the rank that had the last held object, and probably has the next: a look begins with it */
     shms_index index;
     shms_leases leases;
     shms_kinds kinds;
