@@ -21,9 +21,13 @@ KINDS: Final[dict[str, int]] = {
 }
 _REQUEST = ffi.typeof("shms_kv_request *")
 _new, _buffer, _unpack, _NULL = ffi.new, ffi.buffer, ffi.unpack, ffi.NULL
-Step = tuple[int, int, int, int, int, int, int, int, int, int]
-"""The numbers of ``shms_kv_step``, in their order."""
-_put_step = struct.Struct("10q").pack_into  # a quarter of what cffi takes for a tuple
+_STEP = [
+    "passed", "computed", "external", "n_new", "lookahead", "n_tokens", "n_encoder", "whole", "reserved", "headroom",
+]  # fmt: skip
+"""The numbers of ``shms_kv_step`` in the order in which `Tables.allocate` packs them."""
+if [name for name, _ in ffi.typeof("shms_kv_step").fields] != _STEP:
+    raise ImportError("shms_kv_step has other numbers than _STEP, or another order: change _STEP and Tables.allocate")
+_put_step = struct.Struct(f"{len(_STEP)}q").pack_into  # a quarter of what cffi takes to write each by its name
 _find, _allocate, _release = lib.shms_kvcache_find, lib.shms_kvcache_allocate, lib.shms_kvcache_release
 
 
@@ -84,15 +88,20 @@ class Tables:
         return self._found.longest
 
     def allocate(
-        self, request_id: str, step: Step, hashes: BlockHashes, ids: bytes, counts: tuple[int, ...] | None,
-        boundaries: Sequence[int] = (),
+        self, request_id: str, hashes: BlockHashes, ids: bytes, counts: tuple[int, ...] | None,
+        boundaries: Sequence[int] = (), /, *, passed: int, computed: int, external: int, n_new: int, lookahead: int,
+        n_tokens: int, n_encoder: int, whole: int, reserved: int, headroom: int,
     ) -> bytes | None:  # fmt: skip
         """Make room for a step of a request and return the blocks added; None if too few are free.
 
-        `ids` and `counts` are the blocks found for a new request. ValueError for a number that does not fit an int64.
+        `ids` and `counts` are the blocks found for a new request. The numbers are those of ``shms_kv_step``; ValueError
+        for one that does not fit an int64.
         """
         try:
-            _put_step(self._numbers, 0, *step)
+            _put_step(
+                self._numbers, 0,
+                passed, computed, external, n_new, lookahead, n_tokens, n_encoder, whole, reserved, headroom,
+            )  # fmt: skip
         except struct.error:
             raise refusal(lib.SHMS_KV_EARGUMENT) from None
         record: Any = self._requests.get(request_id)

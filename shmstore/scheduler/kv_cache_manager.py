@@ -7,7 +7,7 @@ from math import lcm
 from typing import Any
 
 from shmstore.bindings.hashlist import BlockHashes
-from shmstore.bindings.kvcache import KINDS, Step, Tables
+from shmstore.bindings.kvcache import KINDS, Tables
 from shmstore.errors import shown
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
@@ -301,14 +301,14 @@ class KVCacheManager:
             passed = max(0, seen - in_flight)
         computed = seen + num_new_computed_tokens
         try:
-            step: Step = (
-                passed, computed, num_external_computed_tokens, num_new_tokens, num_lookahead_tokens,
-                request.num_tokens if caches else 0, num_encoder_tokens,
-                request.num_tokens if full_sequence_must_fit else 0, reserved_blocks,
-                self.watermark_blocks if admission else 0,
-            )  # fmt: skip
             boundaries = self._boundaries(request) if self._thin else ()
-            new_ids = tables.allocate(request_id, step, hashes, ids, counts, boundaries)
+            new_ids = tables.allocate(
+                request_id, hashes, ids, counts, boundaries,
+                passed=passed, computed=computed, external=num_external_computed_tokens, n_new=num_new_tokens,
+                lookahead=num_lookahead_tokens, n_tokens=request.num_tokens if caches else 0,
+                n_encoder=num_encoder_tokens, whole=request.num_tokens if full_sequence_must_fit else 0,
+                reserved=reserved_blocks, headroom=self.watermark_blocks if admission else 0,
+            )  # fmt: skip
         except ValueError:
             check_range(
                 0, TOKEN_LIMIT, num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,

@@ -10,13 +10,20 @@ from typing import Any
 import pytest
 
 from shmstore.bindings import kvcache
-from shmstore.scheduler import KVCacheManager, KVCacheMetricsCollector, Request
+from shmstore.scheduler import BlockHashes, KVCacheManager, KVCacheMetricsCollector, Request
 from tests.scheduler.helpers import admit, manager, request
 from tests.test_interrupts import interrupted_at
 
 
 def two_groups(**options: Any) -> KVCacheManager:
     return manager(40, ("full", 4), ("sw", 4, 8), free_order="tail", **options)
+
+
+def test_each_number_of_a_step_is_where_c_reads_it() -> None:
+    tables = two_groups()._tables
+    numbers = {name: 1000 + i for i, name in enumerate(kvcache._STEP)}
+    assert tables.allocate("a", BlockHashes(), b"", None, **numbers) is None  # so many tokens do not fit
+    assert numbers == {name: getattr(tables._step, name) for name in numbers}
 
 
 def test_external_tokens_get_blocks_in_all_groups_before_new_tokens_do() -> None:
