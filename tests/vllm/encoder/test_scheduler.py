@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from vllm.v1.outputs import ECConnectorOutput
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.integrations.vllm.encoder import ShmstoreECConnector, worker
 from shmstore.integrations.vllm.encoder_cache import EncoderManager
+from shmstore.serde import PickleSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from tests.support import store_name
 from tests.vllm import lockstep
@@ -30,6 +32,12 @@ from tests.vllm.encoder.engine import connector
 from tests.vllm.test_scheduler import ENCODER
 
 WIDTH = 4
+RIGHT = torch.ones(20, WIDTH)
+WRONG = (
+    *(None, 7, "text", b"bytes", (), [RIGHT], {"output": RIGHT}, RIGHT.numpy(), RIGHT.double(), RIGHT.int()),
+    *(RIGHT[1:], torch.ones(21, WIDTH), RIGHT[:, 0], RIGHT[None], RIGHT[:, :0], RIGHT[:, 1:]),
+)
+"""What some program may store under the key of an output."""
 
 
 def sent(**fields: Any) -> MultiModalKwargsItem:
@@ -142,8 +150,9 @@ class Host:
         transfer = ECTransferConfig(**connector(self.name, **options) | {"ec_role": role})
         about = settings or {}
         config = lockstep.vllm_config(
-            self.model, blocks, skip_tokenizer_init=False, ec_transfer_config=transfer, **about
+            self.model, blocks, skip_tokenizer_init=False, dtype="float32", ec_transfer_config=transfer, **about
         )
+        transfer.mm_encoder_output_widths = {"image": WIDTH}  # as vLLM measures them
         config.scheduler_config.async_scheduling = about.get("async_scheduling", False)
         self.engines.append(Engine(self.model, config, blocks))
         return self.engines[-1]
@@ -356,6 +365,26 @@ def test_a_name_for_two_pictures_of_one_request_is_that_of_the_first_first(host:
     two.run()
 
 
+def test_what_is_not_an_output_is_no_hit_is_counted_and_made_anew(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = host.engine(), host.engine()
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    store, namespace = one.connector._worker._writer, one.side._namespace
+    with ObjectStoreWriter.join(store.handle, serde=PickleSerde()) as pickles:
+        for number, value in enumerate((*WRONG, RIGHT)):
+            (pickles if value is RIGHT else store).put(f"{named(number)}/20", value, namespace=namespace)
+    for number in range(len(WRONG) + 1):
+        for engine in (one, two) if number % 2 else (two, one):
+            engine.ask(f"r{number}", number)
+            engine.run()
+    figures = one.figures + two.figures
+    del figures["stored_bytes"]
+    assert dict.fromkeys(("wrong", "encoded", "stored", "hits"), len(WRONG) + 1) == figures
+    assert 2 == len({record.args for record in caplog.records if "something else" in record.msg})  # once an engine
+    assert set() == one.side._wrong | two.side._wrong
+
+
 def test_prompt_embeddings_are_not_stored(host: Host) -> None:
     one = host.engine()
     one.ask("a", 1)
@@ -375,8 +404,11 @@ def test_a_request_without_content_fails_if_the_store_has_lost_its_item(host: Ho
     two.ask("c", 2, data=nothing)
     two.ask("d", 3)
     two.ask("unshared", "kitten-1", data=nothing)
+    one.connector._worker._writer.put(f"{named(9)}/20", "text", namespace=one.side._namespace)
+    two.ask("wrong", 9, data=nothing)
     two.run()
-    assert [] == two.tokens["c"] == two.tokens["unshared"]
+    assert [] == two.tokens["c"] == two.tokens["unshared"] == two.tokens["wrong"]
+    assert 1 == two.figures["wrong"]
     assert 3 == len(two.tokens["d"])
     assert not host.claimed(two, 2)
     one.ask("e", 4)

@@ -45,7 +45,14 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
             if vllm_config.model_config.multimodal_config.media_io_kwargs and not settings.share_uuids:
                 _log.warning("with --media-io-kwargs items that clients have named are shared as well: see the guide")
             fields_for = PlaceholderMetadataResolver(vllm_config.model_config).fields_for
-            self._scheduler = SchedulerSide(settings, namespace, fields_for, stores=self.is_producer)
+            self._scheduler = SchedulerSide(
+                settings,
+                namespace,
+                fields_for,
+                dtype=vllm_config.model_config.dtype,
+                widths=getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {}),
+                stores=self.is_producer,
+            )
             manager = vllm_config.ec_manager_config
             if manager.encoder_cache_manager_cls is None:  # the scheduler makes it after this
                 manager.encoder_cache_manager_cls = _MANAGER

@@ -1,9 +1,14 @@
-"""How both sides of the connector attach to the store, and what an operator does if they cannot."""
+"""How both sides of the connector attach to the store and look into it, and what an operator does if they cannot."""
 
 from __future__ import annotations
 
-from shmstore.errors import RankInUseError, StoreNotFoundError
+from contextlib import suppress
+
+import torch
+
+from shmstore.errors import RankInUseError, ShmStoreError, StoreNotFoundError
 from shmstore.integrations.vllm.encoder.settings import START, Settings
+from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 
 
@@ -31,3 +36,11 @@ def made_again(settings: Settings) -> str:
         "have the store made again: end all its engines, remove it by "
         f"`shmstore gc {settings.store} --yes --force{folder}`, start them"
     )
+
+
+def stored_tensor(reader: ObjectStoreReader, ref: ObjectRef) -> torch.Tensor | None:
+    """Return a view of what is stored if it is a tensor, else None: any program of this user may have stored it."""
+    with suppress(ShmStoreError):  # of bytes that our serializer has not written
+        value = reader.get(ref)
+        return value if isinstance(value, torch.Tensor) else None
+    return None

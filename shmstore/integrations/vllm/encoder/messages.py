@@ -16,6 +16,7 @@ FIGURES = {
     "encoded": "Items that this engine encoded",
     "deferred": "Requests that waited for an output of another engine",
     "unclaimed": "Items encoded though another engine was making them, because their requests had waited long enough",
+    "wrong": "Items that were not loaded, because what is stored under their key is not an encoder output for them",
     "stored": "Encoder outputs stored",
     "stored_bytes": "Bytes of encoder outputs stored",
     "refused": "Encoder outputs that the store did not take, because it was full or they were too large",

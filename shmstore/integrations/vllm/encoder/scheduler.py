@@ -7,16 +7,18 @@ somewhere leaves nothing, and one that waits lets nobody wait. All of it falls w
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+import torch
 from vllm.v1.request import RequestStatus
 
 from shmstore.integrations.vllm.encoder import scope
-from shmstore.integrations.vllm.encoder.attaching import attach
+from shmstore.integrations.vllm.encoder.attaching import attach, stored_tensor
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.store.claims import Claim
@@ -24,21 +26,35 @@ from shmstore.store.leases import PinnedRef
 
 _HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
 
+_log = logging.getLogger("vllm.shmstore")
+
 
 class SchedulerSide:
     """What one engine's scheduler knows of the store. vLLM calls it from one thread."""
 
     def __init__(
-        self, settings: Settings, namespace: str, fields_for: Callable[[str], Container[str]], *, stores: bool
+        self,
+        settings: Settings,
+        namespace: str,
+        fields_for: Callable[[str], Container[str]],
+        *,
+        dtype: torch.dtype,
+        widths: Mapping[str, int],
+        stores: bool,
     ) -> None:
-        """Attach. `fields_for` says what of an item of a modality is about it, and not its content."""
+        """Attach. `fields_for` says what of an item of a modality is about it, and not its content.
+
+        `dtype` is that of outputs, and `widths` has their columns for each modality that vLLM has measured.
+        """
         self._settings = settings
         self._claims = settings.single_flight and stores
         self._fields_for = fields_for
+        self._dtype = dtype
+        self._widths = widths
         self._scope = namespace
         self._namespace = namespace + scope.turned()
         self._reader = attach(settings)
-        self._keys: dict[str, str] = {}  # of the request that was asked about last, by identifier
+        self._keys: dict[str, tuple[str, Any]] = {}  # and features of the request that was asked about last
         self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
         self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item
         self._loads: dict[str, PinnedRef] = {}  # allocated, and not yet sent to the workers, by identifier
@@ -46,6 +62,8 @@ class SchedulerSide:
         self._local: set[str] = set()  # identifiers in vLLM's own encoder cache
         self._since: dict[str, float] = {}  # when a request first waited
         self._lost: set[str] = set()  # requests that cannot be served
+        self._wrong: set[str] = set()  # keys under which this step has found something else than an output
+        self._warned = False
         self._figures: Counter[str] = Counter()
 
     # ---- what vLLM asks of a request
@@ -66,30 +84,32 @@ class SchedulerSide:
             key, place = self._key(feature), feature.mm_position
             if place.offset + place.length <= computed:
                 self._touch(key)
-            elif not (self._obtain if self._has_content(feature) else self._fetch)(request, feature.identifier, key):
+            elif not (self._obtain if self._has_content(feature) else self._fetch)(request, feature, key):
                 return False
             else:
-                self._keys.setdefault(feature.identifier, key)
+                self._keys.setdefault(feature.identifier, (key, feature))
         return True
 
-    def _obtain(self, request: Any, identifier: str, key: str) -> bool:
+    def _obtain(self, request: Any, feature: Any, key: str) -> bool:
         """Hold or claim an item that this engine can encode; False if the request waits."""
-        if identifier in self._local:
+        if feature.identifier in self._local:
             self._touch(key)
         elif key and key not in self._held:
             held = self._take(key)
-            if held is not None:
+            if isinstance(held, Claim) or (held is not None and self._is_output(held, key, feature)):
                 self._held[key] = held
-            elif self._claims and self._waits(request.request_id):
+            elif held is None and self._claims and self._waits(request.request_id):
                 return False
         return True
 
-    def _fetch(self, request: Any, identifier: str, key: str) -> bool:
+    def _fetch(self, request: Any, feature: Any, key: str) -> bool:
         """Hold an item whose client relies on the store, and has sent nothing to encode; False if it waits or fails."""
-        if key and (self._find(key) is not None or self._keys.get(identifier) == key):  # found, or encoded just before
-            return True
+        if key and (self._find(key, feature) is not None or self._keys.get(feature.identifier, ("",))[0] == key):
+            return True  # found, or encoded just before
         if not (key and self._reader.claimed(key, namespace=self._namespace) and self._waits(request.request_id)):
             self._lost.add(request.request_id)
+            if key in self._wrong:
+                self._figures["wrong"] += 1
         return False
 
     def _key(self, feature: Any) -> str:
@@ -112,14 +132,37 @@ class SchedulerSide:
         if key:
             self._reader.find(key, namespace=self._namespace)  # garbage is let go
 
-    def _find(self, key: str) -> PinnedRef | None:
+    def _find(self, key: str, feature: Any) -> PinnedRef | None:
         """Hold a stored output until the step is built; None if there is none."""
         held = self._held.get(key)
         if not isinstance(held, PinnedRef):
             held = self._reader.find(key, namespace=self._namespace)
-            if held is not None:
-                self._held[key] = held
+            if held is None or not self._is_output(held, key, feature):
+                return None
+            self._held[key] = held
         return held
+
+    def _is_output(self, found: PinnedRef, key: str, feature: Any) -> bool:
+        """Return whether what somebody has stored is an output for this item: else loading it would end the engine."""
+        value, rows = stored_tensor(self._reader, found.ref), feature.mm_position.get_num_embeds()
+        width = self._widths.get(feature.modality)
+        if (
+            value is not None
+            and value.dtype == self._dtype
+            and value.ndim == 2
+            and len(value) == rows
+            and width in (None, value.shape[1])
+        ):
+            return True
+        self._wrong.add(key)
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "store %s has under key %s of namespace %s something else than an encoder output of %s x %s %s: it is "
+                "made anew, and more of that is only counted, as wrong; look for another program that writes there",
+                *(self._settings.store, key, self._namespace, rows, width or "any width", self._dtype),
+            )
+        return False
 
     def _take(self, key: str) -> PinnedRef | Claim | None:
         look = self._reader.find_or_claim if self._claims else self._reader.find
@@ -138,8 +181,8 @@ class SchedulerSide:
 
         The item is one of the request that `ensure` was asked about last.
         """
-        key = self._keys.get(identifier, "")
-        return key != "" and self._find(key) is not None
+        key, feature = self._keys.get(identifier, ("", None))
+        return key != "" and self._find(key, feature) is not None
 
     def allocate(self, request: Any, index: int) -> None:
         """Note that vLLM keeps a place for the item, which this step loads or encodes, unless it is preempted."""
@@ -180,6 +223,8 @@ class SchedulerSide:
                 if held is not None:
                     under_way.append(held)
                     del self._held[key]
+                elif key in self._wrong:
+                    self._figures["wrong"] += 1
                 elif key and self._claims:
                     self._figures["unclaimed"] += 1
         for identifier in output.free_encoder_mm_hashes:
@@ -187,6 +232,7 @@ class SchedulerSide:
             self._loads.pop(identifier, None)
         self._held.clear()
         self._allocated.clear()
+        self._wrong.clear()
         if output.total_num_scheduled_tokens:
             step.loads = {identifier: pin.ref for identifier, pin in self._loads.items()}
             under_way += self._loads.values()

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
 from shmstore.device import download, finish
 from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, StoreSpaceError, WriterActiveError
-from shmstore.integrations.vllm.encoder.attaching import attach, made_again
+from shmstore.integrations.vllm.encoder.attaching import attach, made_again, stored_tensor
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import START, Settings
 from shmstore.integrations.vllm.shared import KIND
@@ -132,9 +133,8 @@ class WorkerSide:
             self._warn(
                 "store %s was removed, and no other engine finds these outputs: start anew", self._settings.store
             )
-        template = TensorSpec(output.shape, output.dtype)
         try:
-            place = self._writer.begin(key, template, kind=KIND, namespace=step.namespace, unless_stored=True)
+            place = self._begin(self._writer, key, step.namespace, output)
             if output.device.type == "cuda":
                 self._pool.submit(_commit, output, download(output, place.value), place)
             else:
@@ -149,6 +149,21 @@ class WorkerSide:
             return
         self._figures["stored"] += 1
         self._figures["stored_bytes"] += output.nbytes
+
+    def _begin(self, writer: ObjectStoreWriter, key: str, namespace: str, output: Any) -> Reservation:
+        """Take space for an output, in the place of something else that is no such output."""
+        template = TensorSpec(output.shape, output.dtype)
+        begin = partial(writer.begin, key, template, kind=KIND, namespace=namespace, unless_stored=True)
+        try:
+            return begin()
+        except ObjectExistsError:
+            if self._reader is None or (found := self._reader.find(key, namespace=namespace)) is None:
+                raise
+            there = stored_tensor(self._reader, found.ref)
+            if there is not None and (there.shape, there.dtype) == (output.shape, output.dtype):
+                raise
+            writer.delete(key, namespace=namespace)
+            return begin()
 
     def _warn(self, text: str, *what: str) -> None:
         """Log, once for each text."""
