@@ -304,6 +304,8 @@ class ShmStoreCollector(Collector):
                 found += list(one.read(target, one.name))
             except (StoreClosedError, StoreNotFoundError):
                 self.forget(target)
+            except OSError:  # its folder cannot be looked into, or no descriptor is free: perhaps at the next scrape
+                continue
         return _metrics(found)
 
 

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -256,6 +257,16 @@ def test_what_was_closed_or_has_gone_is_left_out_of_the_next_scrape(stores: Stor
     del gone
     gc.collect()
     assert {kept.name} == {dict(labels).get("store") for _, labels in scrape(collector)}
+
+
+def test_a_store_that_cannot_be_looked_at_now_is_in_the_next_scrape(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collector = ShmStoreCollector(stores.create(n_writers=2, writes=False))
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics, "_read_totals", Mock(side_effect=NotADirectoryError))
+        assert not scrape(collector)
+    assert scrape(collector)
 
 
 def test_a_signal_handler_may_watch_and_forget_at_any_line_of_a_scrape(stores: Stores) -> None:

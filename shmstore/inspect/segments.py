@@ -41,7 +41,7 @@ def find_segments(
 
 
 def _is_memfd(entry: os.DirEntry[str]) -> bool:
-    with suppress(FileNotFoundError):  # closed since
+    with suppress(OSError):  # closed since
         return entry.is_symlink() and os.readlink(entry.path).startswith("/memfd:")
     return False
 

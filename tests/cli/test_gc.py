@@ -1,9 +1,11 @@
 """`gc` removes what is of no use to anybody, and nothing else."""
 
+import errno
 import os
 import signal
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +14,7 @@ from shmstore.bindings import inspect as native
 from shmstore.cli.commands import gc
 from shmstore.files import PREFIX, holders
 from shmstore.inspect.records import SegmentInfo
-from shmstore.inspect.segments import look_at, remove_segment
+from shmstore.inspect.segments import find_segments, look_at, remove_segment
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, peek, piped, poke, running, stop
 from tests.layout import FIELDS
 from tests.support import SHM, store_name
@@ -225,3 +227,18 @@ def test_holders_are_the_processes_that_map_or_open_a_file() -> None:
             assert len(found) >= 1
             assert other.pid not in found
             assert os.getpid() not in found
+
+
+def test_what_a_server_that_is_gone_had_hides_no_holder_and_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with case("live") as name:
+        info = look_at(name)
+        found = holders(info.device, info.inode)
+        gone = Mock(side_effect=OSError(errno.ESTALE, "of a server that is gone"))
+        (tmp_path / "link").symlink_to("nowhere")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", gone)
+            patch.setattr(os, "readlink", gone)
+            assert found == holders(info.device, info.inode)
+            assert [] == find_segments(dir=tmp_path)

@@ -28,7 +28,10 @@ def test_a_scrape_sums_over_the_writers_of_the_last_store(
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setattr(MultiProcessCollector, "collect", MultiProcessCollector.collect)  # it comes back after the test
-    show_totals("another-store-that-is-gone")
+    (tmp_path / "file").touch()
+    for gone in ("another-store", f"{tmp_path}/file/store"):
+        show_totals(gone)
+        assert "shmstore" not in scrape()
     first = stores.create(n_writers=2)
     with ObjectStoreWriter.join(first.handle) as second:
         first.put("a", b"1", kind="image")

@@ -53,6 +53,14 @@ def test_the_next_api_server_has_the_items_and_their_updates(named: str) -> None
     second.close()
 
 
+def test_a_process_ends_in_peace_if_the_folder_of_its_store_became_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(shared, "folder_of", lambda: str(tmp_path / "file"))
+    shared._remove("a", os.getpid())
+
+
 def test_what_came_along_is_not_cleared_before_the_first_request(named: str, desk: Desk) -> None:
     first = SenderCache(config())
     first.get_and_update_item((item(*FIELDS), prompt_updates()), "a")

@@ -51,7 +51,8 @@ def agree() -> None:
 
 def _remove(name: str, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
-        Path(folder_of(), name).unlink(missing_ok=True)  # also while a worker is still ending: it needs no name
+        with suppress(OSError):  # it was removed before
+            Path(folder_of(), name).unlink()  # also while a worker is still ending: it needs no name
 
 
 def store_name() -> str:

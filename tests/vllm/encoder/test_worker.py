@@ -6,6 +6,7 @@ import fcntl
 import io
 import logging
 import os
+import shutil
 import struct
 import threading
 import time
@@ -199,6 +200,22 @@ def test_a_store_that_was_removed_is_said_once(make: Worker, name: str, caplog: 
         Path("/dev/shm", name).unlink()
         make(engines=2)  # another engine makes another one
     assert 1 == sum("was removed" in record.message for record in caplog.records)
+
+
+def test_a_folder_that_cannot_be_looked_into_ends_no_worker(make: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    make()
+    folder, moved = SHM / store_name(), SHM / store_name()
+    folder.mkdir()
+    one = make(dir=str(folder))
+    folder.rename(moved)
+    folder.touch()
+    try:
+        one.save(saves(a="a/1"), "a", torch.ones(1))
+    finally:
+        folder.unlink()
+        shutil.rmtree(moved)
+    assert reader(one).has("a/1", namespace="scope")
+    assert any("was removed" in record.message for record in caplog.records)
 
 
 def test_a_consumer_without_a_store_says_who_makes_it(make: Worker, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -72,5 +73,5 @@ def _digested(vllm_config: Any) -> str:
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
     """Return name, size and time of each file of a model that is a folder: weights, code, and what processors do."""
-    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    files = sorted(path for path in folder.iterdir() if path.is_file()) if os.path.isdir(folder) else []
     return [(path.name, about.st_size, about.st_mtime_ns) for path in files if (about := path.stat())]

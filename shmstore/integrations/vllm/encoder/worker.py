@@ -63,7 +63,7 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
 
 def _file_of(writer: ObjectStoreWriter) -> int | None:
     """Return which file the store's name names; None if there is none."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # also of a folder that cannot be looked into
         return Path(writer.handle.dir, writer.name).stat().st_ino
     return None
 
@@ -131,7 +131,8 @@ class WorkerSide:
             return
         if _file_of(self._writer) != self._file:
             self._warn(
-                "store %s was removed, and no other engine finds these outputs: start anew", self._settings.store
+                "store %s, or its folder, was removed, and no other engine finds these outputs: start anew",
+                self._settings.store,
             )
         try:
             place = self._begin(self._writer, key, step.namespace, output)
