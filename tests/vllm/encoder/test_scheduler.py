@@ -55,7 +55,7 @@ def named(picture: int | str) -> str:
 
 
 def encoded(identifier: str, embeds: int) -> torch.Tensor:
-    number = int(hashlib.md5(f"{identifier} {embeds}".encode()).hexdigest()[:6], 16)
+    number = int(hashlib.md5(f"{identifier} {embeds}".encode(errors="replace")).hexdigest()[:6], 16)
     return torch.full((embeds, WIDTH), float(number))
 
 
@@ -341,6 +341,14 @@ def test_only_what_the_hash_of_its_content_names_is_shared(host: Host) -> None:
     two.run()
     assert (1, 0) == (two.encodes, two.loads)
     assert not host.stored(one, "kitten-1")
+
+
+def test_a_client_s_name_that_has_no_utf_8_is_not_shared(host: Host) -> None:
+    one = host.engine(settings={"enable_prefix_caching": False}, share_uuids=True)
+    for request, name in {"a": "kitten-\ud800", "b": "kitten-1"}.items():
+        one.ask(request, name)
+        one.run()
+    assert (2, 1, 0) == tuple(one.figures[figure] for figure in ("encoded", "stored", "unclaimed"))
 
 
 def test_a_client_s_name_for_another_picture_is_not_found(host: Host) -> None:

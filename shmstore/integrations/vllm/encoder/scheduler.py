@@ -25,6 +25,8 @@ from shmstore.store.claims import Claim
 from shmstore.store.leases import PinnedRef
 
 _HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
+_TEXT = re.compile("[^\ud800-\udfff]+")
+"""What has UTF-8, and so can be a key."""
 
 _log = logging.getLogger("vllm.shmstore")
 
@@ -119,7 +121,8 @@ class SchedulerSide:
         ends if an output does not fill its place.
         """
         identifier = feature.identifier
-        if feature.modality == "prompt_embeds" or not (self._settings.share_uuids or _HASH.fullmatch(identifier)):
+        shared = _TEXT if self._settings.share_uuids else _HASH
+        if feature.modality == "prompt_embeds" or not shared.fullmatch(identifier):
             return ""
         return f"{identifier}/{feature.mm_position.get_num_embeds()}"
 
