@@ -6,6 +6,7 @@ the new one. A file that was cut short, forged or written by another version is 
 """
 
 import errno
+import logging
 import os
 import secrets
 import stat
@@ -18,6 +19,8 @@ from io import BufferedReader, FileIO
 from shmstore.errors import TierError, TierFullError
 from shmstore.tiers import table
 from shmstore.tiers.protocol import Into
+
+_log = logging.getLogger(__name__)
 
 _MAGIC = b"shmstore tier 2\n"
 _PIECE = 8 << 20
@@ -47,8 +50,10 @@ class DirectoryTier:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 1.0) -> None:
-        """Look at nothing yet; each call does."""
+        """Warn if the directory is not there yet; each call looks again."""
         self._path = os.path.abspath(path)
+        if not os.path.isdir(self._path):
+            _log.warning("there is no directory %s: until it is created or mounted, its tier has nothing", self._path)
         self._timeout = timeout
         self._closed = False
 

@@ -274,6 +274,14 @@ def test_a_directory_that_is_not_there_is_an_error_until_it_comes(tmp_path: Path
     CALLS[call](tier)
 
 
+def test_a_directory_that_is_not_there_is_said_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    for name, expected in {"": 0, "mounted later": 1, "file": 1}.items():
+        caplog.clear()
+        DirectoryTier(tmp_path / name)
+        assert expected == sum(f"no directory {tmp_path / name}" in record.getMessage() for record in caplog.records)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_directory_of_another_user_is_an_error(tmp_path: Path, call: str) -> None:
     if os.getuid() != 0:
