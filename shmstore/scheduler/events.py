@@ -49,7 +49,10 @@ class BlockStored(KVCacheEvent):
     block_hashes: list[EventHash]
     """Hash of each block, in order."""
     parent_block_hash: EventHash | None
-    """Hash of the block before the first; None at the start of a prompt."""
+    """Hash of the block before the first; None at the start of a prompt.
+
+    With `retention_interval` windows report only some blocks, so the parent may never have been reported.
+    """
     token_ids: list[int]
     block_size: int
     lora_id: int | None
@@ -73,7 +76,10 @@ class BlockStored(KVCacheEvent):
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved(KVCacheEvent):
-    """These blocks lost their keys: look-ups do not find their contents any more."""
+    """These blocks lost their keys. Another block may have the same key, and then look-ups still find the contents.
+
+    So a router counts: `BlockStored` came once for each block of a key, and `BlockRemoved` comes once for each.
+    """
 
     block_hashes: list[EventHash]
     medium: str | None
