@@ -23,7 +23,7 @@ IMPORTED = set(sys.modules)
 load_plugins()
 PLUGIN_IMPORTS = set(sys.modules) - IMPORTED
 
-from shmstore import ObjectStoreReader  # noqa: E402
+from shmstore import ObjectRef, ObjectStoreReader  # noqa: E402
 from shmstore.errors import SharedMemoryError  # noqa: E402
 from shmstore.integrations.sglang import pointer  # noqa: E402  what it replaces must be known first
 from shmstore.integrations.sglang.sender import Sender  # noqa: E402
@@ -154,13 +154,19 @@ def test_what_the_store_has_no_room_for_goes_by_sglangs_own_files(rows: int, ran
         sender.writer.cancel(ref)
 
 
-def test_ranks_vote_out_what_one_of_them_cannot_read_and_go_on(ranks: Ranks, sender: Any) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "left"),
+    [({"_ref": ObjectRef.from_bytes(bytes(40))}, 1), ({"shape": None}, 0), ({"shape": torch.Size([7])}, 0)],
+    ids=["reference", "no shape", "other shape"],
+)
+def test_ranks_vote_out_what_they_cannot_read_and_go_on(
+    wrong: dict[str, Any], left: int, ranks: Ranks, sender: Any
+) -> None:
     made = request(pixels(1), pixels(2))
-    forged = pointers_of(made)[0]  # the other one is then not read
-    forged._ref = type(forged._ref)(bytes(40))
+    vars(pointers_of(made)[0]).update(wrong)  # the other one is then not read
     send(ranks, made)
     assert ["MMInputsProcessError"] * 2 == ranks.answers()
-    assert 1 == sender.writer.stats().open_leases  # of the reference that nobody was sent
+    assert left == sender.writer.stats().open_leases  # of the reference that nobody was sent
     tensor = pixels(3)
     send(ranks, request(tensor))
     assert [expected(tensor)] * 2 == ranks.answers()
@@ -173,6 +179,35 @@ def test_a_hop_decodes_a_pointer_without_opening_anything(sender: Any) -> None:
     assert (sent._ref, sent._store, sent.shape, sent.dtype) == (one._ref, one._store, one.shape, one.dtype)
     assert sent._store not in pointer._readers
     assert 1 == sender.writer.stats().open_leases
+
+
+def test_a_malformed_state_is_an_error_of_materialize_alone_also_one_hop_later(sender: Any) -> None:
+    (made,) = pointers_of(request(pixels(1)))
+    good = made.__getstate__()
+    ref, store = good["shmstore"]
+    malformed = [None, 7, "text", {}, good | {"shape": None}, good | {"shape": 7}]
+    malformed += [{name: good[name] for name in good if name != left_out} for left_out in ("shape", "dtype")]
+    packed = [None, 7, [], [ref], [ref, store, 1], [ref[1:], store], ["text", store], [ref, 7], [ref, []], [ref, "{}"]]
+    for state in [*malformed, *(good | {"shmstore": one} for one in packed)]:
+        for _ in range(2):
+            one = pointer.ShmPointerMMData.__new__(pointer.ShmPointerMMData)
+            one.__setstate__(state)
+            state = one.__getstate__()
+            with pytest.raises((RuntimeError, TypeError, ValueError)):
+                one.materialize()
+            one.close_and_unlink()
+
+
+def test_what_is_not_the_tensor_that_the_pointer_says_is_not_given_to_a_model(sender: Any) -> None:
+    (made,) = pointers_of(request(pixels(1)))
+    good = made.__getstate__()
+    _, store = good["shmstore"]
+    others = [made._ref, made._ref, made._ref, sender.writer.put("a", {}), sender.writer.put("b", pixels(1).numpy())]
+    said = [{"shape": torch.Size([1176, 64])}, {"shape": torch.Size([64])}, {"dtype": torch.int32}, {}, {}]
+    for ref, wrong in zip(others, said, strict=True):
+        made.__setstate__(good | wrong | {"shmstore": [ref.to_bytes(), store]})
+        with pytest.raises(RuntimeError):
+            made.materialize()
 
 
 def test_a_tensor_that_cannot_be_mapped_privately_is_copied(sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 It has the name and the module of SGLang's class, by which SGLang's messages know it. A pointer to a stored tensor has
 a reference and the handle of its store. A scheduler without the plug-in takes such a state for that of a file, and
-fails the request: no file can have its name. Each hop decodes a pointer, so nothing is opened before `materialize`.
+fails the request: no file can have its name. Each hop decodes a pointer, so nothing is opened before `materialize`,
+which alone raises: all ranks must finish the broadcast that decodes it, to vote on its request.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class ShmPointerMMData(mm_utils.ShmPointerMMData):  # type: ignore[misc]
     _store = ""
     _unsent: ObjectStoreWriter | None = None
     """Who ends the lease if the pointer is not sent."""
-    _shm_handle = _materialization_error = tensor = None
+    shm_name = NO_FILE
+    shape = dtype = precomputed_hash = _shm_handle = _materialization_error = tensor = None
 
     def __init__(self, tensor: torch.Tensor, precomputed_hash: int | None = None) -> None:
         handed_out = sender.hand_out(tensor, precomputed_hash)
@@ -71,31 +73,42 @@ class ShmPointerMMData(mm_utils.ShmPointerMMData):  # type: ignore[misc]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "shmstore" not in state:
-            super().__setstate__(state)
-            return
-        packed, self._store = state["shmstore"]
-        self._ref = ObjectRef.from_bytes(packed)
-        self.shm_name = NO_FILE
-        self.shape, self.dtype, self.precomputed_hash = state["shape"], state["dtype"], state["precomputed_hash"]
+        try:
+            if "shmstore" not in state:
+                super().__setstate__(state)
+                return
+            packed, self._store = state["shmstore"]
+            self._ref = ObjectRef.from_bytes(packed)
+            self.shape, self.dtype = torch.Size(state["shape"]), state["dtype"]
+            self.precomputed_hash = state.get("precomputed_hash")
+        except (KeyError, TypeError, ValueError) as error:
+            self._materialization_error = f"the state of a pointer is malformed: {type(error).__name__}: {error}"
 
     def materialize(self) -> Any:
-        """Return the tensor, writable and private to this process, and acknowledge the reference."""
+        """Return the tensor, writable and private to this process, and acknowledge the reference.
+
+        RuntimeError for what is not the tensor that the pointer describes; then all ranks reject the request.
+        """
         if self._ref is None:
             return super().materialize()
         try:
-            return _reader(self._store).get(self._ref, private=True)
-        except SharedMemoryError:  # it cannot be mapped
-            return _reader(self._store).get(self._ref, copy=True)
+            try:
+                tensor = _reader(self._store).get(self._ref, private=True)
+            except SharedMemoryError:  # it cannot be mapped
+                tensor = _reader(self._store).get(self._ref, copy=True)
         finally:
             self.close_and_unlink()
+        if not isinstance(tensor, torch.Tensor) or (tensor.shape, tensor.dtype) != (self.shape, self.dtype):
+            problem = f"the store has something else than a tensor of {self.dtype} and {self.shape}"
+            raise RuntimeError(self._materialization_error or problem)
+        return tensor
 
     def close_and_unlink(self) -> None:
         """Acknowledge the reference without reading; idempotent."""
         if self._ref is None:
             super().close_and_unlink()
             return
-        with suppress(ShmStoreError, OSError, ValueError):  # the store is gone, or not for this rank
+        with suppress(ShmStoreError, OSError, TypeError, ValueError):  # the store is gone, not for this rank, or none
             _reader(self._store).release(self._ref)
 
     def __del__(self) -> None:
