@@ -7,8 +7,11 @@ reads the errors of its workers.
 
 import errno as _errno
 import reprlib
+import sys
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
+
+_E = TypeVar("_E", bound=Exception)
 
 __all__ = [
     "CacheMissError",
@@ -91,6 +94,25 @@ def listed(names: Iterable[object]) -> str:
         else:
             more += 1
     return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def unless_interrupted(kind: type[_E]) -> tuple[type[_E], ...]:
+    """Return what an `except` around foreign code takes: errors of this kind, but none that a signal handler raised.
+
+    Foreign code may raise anything. So may a handler while that code runs, for example a deadline of the caller's: that
+    is not a failure of the code. Python passes a handler the frame that it interrupts, which is the one below its own.
+    No other function has that frame as an argument.
+    """
+    error = sys.exception()
+    trace = error.__traceback__ and error.__traceback__.tb_next if error else None  # not the frame of the `except`
+    while trace is not None:
+        code, back, local = trace.tb_frame.f_code, trace.tb_frame.f_back, trace.tb_frame.f_locals
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 1]:  # one more, for *args
+            given = local.get(name)
+            if back and any(each is back for each in (given if type(given) is tuple else (given,))):
+                return ()
+        trace = trace.tb_next
+    return (kind,)
 
 
 class ShmStoreError(Exception):

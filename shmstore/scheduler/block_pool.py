@@ -11,7 +11,7 @@ import numpy as np
 
 from shmstore.bindings.blockpool import FREE_ORDERS, Pool, pack_ids, unpack_ids
 from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes, split_hashes
-from shmstore.errors import shown
+from shmstore.errors import shown, unless_interrupted
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
 from shmstore.scheduler.extra_keys import EventSource
@@ -215,7 +215,7 @@ class BlockPool:
         for name, about in calls:
             try:
                 getattr(self.metrics, name)(*about)
-            except Exception:
+            except unless_interrupted(Exception):
                 if not failed:
                     logger.exception("The metrics collector failed; its figures may be incomplete, the pool is not")
                 failed = True

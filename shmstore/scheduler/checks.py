@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, Final
 
-from shmstore.errors import shown
+from shmstore.errors import shown, unless_interrupted
 
 TOKEN_LIMIT: Final = 1 << 60
 """Every number of tokens is below this, so that C can add any three of them."""
@@ -42,7 +42,7 @@ def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
             total = sum(given)
             if type(total) is int and 0 <= total < INT64_LIMIT:
                 return given
-        except Exception:  # scalars of numpy and torch raise errors of their own: below they are checked one by one
+        except unless_interrupted(Exception):  # scalars of numpy and torch raise their own: they are checked below
             pass
     plain = [whole(f"{name}[{i}]", token) for i, token in enumerate(given)]
     for i, token in enumerate(plain):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown
+from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown, unless_interrupted
 from shmstore.serde import tensors
 from shmstore.serde.dtypes import MAX_NDIM, carrier_of, numpy_dtype_from_wire
 from shmstore.serde.protocol import ALIGNMENT
@@ -202,7 +202,7 @@ class _Compiler:
             tree = inner(payload)
             try:
                 value = from_tree(tree)
-            except Exception as error:
+            except unless_interrupted(Exception) as error:
                 raise CorruptStoreError(
                     f"from_tree of {shown(name)} failed: {type(error).__name__}: {cut(error)}"
                 ) from error

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 
-from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError, cut
+from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError, cut, unless_interrupted
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.wire import PICKLE, parse
 
@@ -54,7 +54,7 @@ class PickleSerde:
             raise CorruptStoreError(f"the payload has {size} bytes, and the meta bytes describe {nbytes}")
         try:
             return pickle.loads(memoryview(payload)[:nbytes])
-        except Exception as error:  # a damaged pickle can raise any error
+        except unless_interrupted(Exception) as error:  # a damaged pickle can raise any error
             raise CorruptStoreError(f"unpickling failed: {type(error).__name__}: {cut(error)}") from error
 
     def layout(self, template: Any) -> Layout:

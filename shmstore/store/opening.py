@@ -21,6 +21,7 @@ from shmstore.errors import (
     StoreNotFoundError,
     WriterActiveError,
     shown,
+    unless_interrupted,
 )
 from shmstore.files import PREFIX
 from shmstore.places import Folder, file_system, parts_of, path_of, place_of, seen_by_others
@@ -171,7 +172,7 @@ class Openable(Closable):
         except BaseException as error:
             if writer is not None:
                 writer.close(unlink=True)  # an interrupt: nobody else knows of it
-            if isinstance(error, OSError):
+            if isinstance(error, unless_interrupted(OSError)):
                 raise diagnostics.unusable(error, name) from None
             raise
 
@@ -246,7 +247,7 @@ class Openable(Closable):
         check_flags(keep_leases=keep_leases)
         try:
             writer = native.Writer.recover(*expected, required, arena, keep_leases)
-        except Exception as error:
+        except unless_interrupted(Exception) as error:
             said = diagnostics.not_opened(
                 error, name, "arena", arena, ranks=expected[2], allow_uid=expected[3], required=required
             )

@@ -17,6 +17,7 @@ from shmstore.errors import (
     RankInUseError,
     StaleRefError,
     StoreNotFoundError,
+    unless_interrupted,
 )
 from shmstore.places import Folder, parts_of
 from shmstore.refs import ObjectRef, StoreHandle
@@ -114,7 +115,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
             attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, rank is None)
             try:
                 reader = attempt() if wait is None else _waiting(wait, place, attempt)
-            except Exception as error:
+            except unless_interrupted(Exception) as error:
                 if rank is None and isinstance(error, RankInUseError):
                     number += 1
                     continue

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from io import BufferedReader, FileIO
 
-from shmstore.errors import TierError, TierFullError
+from shmstore.errors import TierError, TierFullError, unless_interrupted
 from shmstore.tiers import table
 from shmstore.tiers.protocol import Into
 
@@ -127,7 +127,7 @@ class DirectoryTier:
             yield time.monotonic() + self._timeout
         except TierError:  # which is an OSError, too
             raise
-        except OSError as error:
+        except unless_interrupted(OSError) as error:
             message = f"{self._path}: {error.strerror}"
             if error.errno in _FULL:
                 hint = "free space in its file system: remove the files that were used longest ago"

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from shmstore.errors import MissingExtraError, TierError, TierFullError, cut
+from shmstore.errors import MissingExtraError, TierError, TierFullError, cut, unless_interrupted
 from shmstore.tiers import table
 from shmstore.tiers.protocol import Into
 
@@ -307,7 +307,7 @@ class _Client:
                 raise TierError("Mooncake's client is still connecting")
             try:
                 reply = json.loads(self._first.recv_bytes(_LONGEST))
-            except Exception as error:
+            except unless_interrupted(Exception) as error:
                 reply = {"error": f"Mooncake's client has ended: {error}"}
             if "error" in reply:
                 self.kill()
@@ -373,9 +373,9 @@ class _Lane:
             return json.loads(self.pipe.recv_bytes(_LONGEST))
         except BaseException as error:
             self.client.kill()  # also after an interrupt: the call may still use its memory
-            if isinstance(error, TimeoutError):
+            if isinstance(error, unless_interrupted(TimeoutError)):
                 raise TierError("Mooncake did not answer in time") from error
-            if isinstance(error, Exception):
+            if isinstance(error, unless_interrupted(Exception)):
                 raise TierError(f"Mooncake's client has ended: {error}") from error
             raise
 

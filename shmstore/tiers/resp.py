@@ -33,7 +33,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from shmstore.errors import TierError, TierFullError, cut, shown
+from shmstore.errors import TierError, TierFullError, cut, shown, unless_interrupted
 from shmstore.store.arguments import int_of
 from shmstore.tiers import table
 from shmstore.tiers.protocol import Into
@@ -113,7 +113,7 @@ def _telling(name: str) -> Iterator[None]:
     """Raise what redis-py or its socket raises as an error of the tier."""
     try:
         yield
-    except Exception as error:  # redis-py raises anything if a server talks nonsense
+    except unless_interrupted(Exception) as error:  # redis-py raises anything if a server talks nonsense
         hint = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), None)
         if isinstance(error, (TimeoutError, RedisTimeoutError)):
             raise TierError(f"{name} did not answer in time") from None

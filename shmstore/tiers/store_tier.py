@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from shmstore.bindings.hidden import hidden
-from shmstore.errors import ShmStoreError, StoreClosedError, TierError, TierFullError
+from shmstore.errors import ShmStoreError, StoreClosedError, TierError, TierFullError, unless_interrupted
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import int_of
 from shmstore.store.batch import internals_of
@@ -164,7 +164,7 @@ class StoreTier:
         self._breaker.close()
         try:
             self._tier.close()
-        except Exception as error:  # a back end may raise anything
+        except unless_interrupted(Exception) as error:  # a back end may raise anything
             _log.warning("the tier could not be closed: %s", error)
         self._count()
 
@@ -184,7 +184,7 @@ class StoreTier:
         begin = self._clock()
         try:
             answer = call(*arguments)
-        except Exception as error:
+        except unless_interrupted(Exception) as error:
             if isinstance(error, ShmStoreError) and not isinstance(error, TierError):
                 raise  # the store's, which was closed
             opened = self._breaker.failed(self._clock() - begin)

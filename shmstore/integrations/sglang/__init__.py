@@ -17,6 +17,8 @@ import logging
 import os
 from contextlib import suppress
 
+from shmstore.errors import unless_interrupted
+
 __all__ = ["register"]
 
 _log = logging.getLogger("sglang.shmstore")  # a child of SGLang's own logger, so that its settings apply
@@ -64,7 +66,7 @@ def _decide() -> bool:
     capacity()  # a wrong setting is an error now, and not at the first image
     try:
         problem = compare.difference(compare.installed(), FEATURES)
-    except Exception as error:  # whatever another SGLang makes of our questions
+    except unless_interrupted(Exception) as error:  # whatever another SGLang makes of our questions
         problem = f"{type(error).__name__}: {error}"
     if problem is not None:
         _log.warning("shmstore stays out, and SGLang uses its own files: %s", problem)

@@ -24,7 +24,7 @@ import torch
 from sglang.srt.runtime_context import get_parallel, get_server_args
 from torch.utils.weak import WeakIdKeyDictionary
 
-from shmstore.errors import ObjectNotFoundError, ShmStoreError
+from shmstore.errors import ObjectNotFoundError, ShmStoreError, unless_interrupted
 from shmstore.files import classify
 from shmstore.integrations.sglang import STORE, capacity
 from shmstore.places import place_of
@@ -59,7 +59,7 @@ class Sender:
                 except ObjectNotFoundError:
                     ref = writer.put(key, tensor, namespace=namespace)
             return ref, writer
-        except Exception as error:  # of whatever kind: the request goes on without the store
+        except unless_interrupted(Exception) as error:  # of whatever kind: the request goes on without the store
             self._count_file(error)
             return None
 

@@ -17,6 +17,8 @@ changes nothing and logs one line.
 import logging
 import os
 
+from shmstore.errors import unless_interrupted
+
 __all__ = ["register"]
 
 _log = logging.getLogger("vllm.shmstore")  # a child of vLLM's own logger, so that its settings apply
@@ -41,7 +43,7 @@ def register() -> None:
         problem = compare.difference(compare.installed(), CACHES)
         if problem is None:
             from shmstore.integrations.vllm import seams  # not before: it imports what was compared
-    except Exception as error:  # whatever another vLLM makes of our questions
+    except unless_interrupted(Exception) as error:  # whatever another vLLM makes of our questions
         problem = f"{type(error).__name__}: {error}"
     if problem is None:
         seams.install()

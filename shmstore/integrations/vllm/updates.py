@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from vllm.multimodal.processing import PromptUpdateDetails
 
+from shmstore.errors import unless_interrupted
 from shmstore.multimodal.values.updates import pack, shortened, unpack
 
 _module = sys.modules[PromptUpdateDetails.__module__]
@@ -34,7 +35,7 @@ def encode_updates(given: Any) -> bytes | None:
         full, is_embed = update.content.full, update.content.is_embed
         try:
             mask = None if is_embed is None else bytes(is_embed(full).bool().tolist())
-        except Exception:  # a function that wants more than the tokens
+        except unless_interrupted(Exception):  # a function that wants more than the tokens
             return None
         rows.append([update.modality, update.item_idx, update.mode.value, update.target, mask, *shortened(full)])
     return pack(rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Generic
 
-from shmstore.errors import StaleRefError, kind_of, shown
+from shmstore.errors import StaleRefError, kind_of, shown, unless_interrupted
 from shmstore.multimodal.values.types import CacheTypes, ItemT, UpdatesT
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreWriter
@@ -80,7 +80,7 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
         """Return the updates in the extra bytes of an object, or UNKNOWN."""
         try:
             return UNKNOWN if self._decode is None else self._types.keep_updates(self._decode(packed))
-        except Exception as error:  # of another version, or another engine's
+        except unless_interrupted(Exception) as error:  # of another version, or another engine's
             _log.warning(
                 "item %s is stored again, because its prompt updates cannot be decoded: %s", shown(mm_hash), error
             )
