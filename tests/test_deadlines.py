@@ -60,9 +60,8 @@ def due(request: pytest.FixtureRequest) -> Iterator[type[Exception]]:
 
 
 class Ringing:
-    """A value whose sum, pickle and asking ring."""
+    """A value whose sum and pickle ring."""
 
-    is_animated = property(ring)
     __radd__ = ring
 
     def __reduce__(self) -> Any:

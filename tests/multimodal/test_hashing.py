@@ -7,6 +7,7 @@ import io
 import sys
 import warnings
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 from unittest.mock import Mock
@@ -320,7 +321,7 @@ def test_an_image_has_the_same_hash_before_and_after_its_pixels_are_loaded(pillo
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP", "MPO"])
 def test_an_image_of_several_frames_is_refused_and_copies_of_its_frames_are_not(pillow: Any, kind: str) -> None:
     image = pillow.open(saved(pillow, kind, 3))
-    with raises(TypeError, names=("value[0]", "image", "3 frames"), hint=["image.copy()"]):
+    with raises(TypeError, names=("value[0]", "image", "several frames"), hint=["image.copy()"]):
         hash_item([image])
     assert 0 == image.tell()
     frames = []
@@ -328,6 +329,50 @@ def test_an_image_of_several_frames_is_refused_and_copies_of_its_frames_are_not(
         image.seek(index)
         frames.append(image.copy())
     assert 3 == len({hash_item(frame) for frame in frames})
+
+
+BREAKS: dict[str, Callable[[bytes], bytes]] = {
+    "GIF": lambda data: data[: data.rindex(b",\0\0\0\0") + 5],
+    "PNG": lambda data: data[: data.rindex(b"fdAT") - 9],
+    "MPO": lambda data: data[: data.rindex(b"\xff\xd8\xff")],
+    "TIFF": lambda data: data[: pointer(data)] + b"\1\0\0\0" + data[pointer(data) + 4 :],
+}
+
+
+def pointer(data: bytes) -> int:
+    """Return where the first page of a TIFF points to the second."""
+    start = int.from_bytes(data[4:8], "little")
+    return start + 2 + 12 * int.from_bytes(data[start : start + 2], "little")
+
+
+@pytest.mark.filterwarnings("ignore:.*EXIF:UserWarning")
+@pytest.mark.parametrize("loads", [False, True])
+@pytest.mark.parametrize("kind", BREAKS)
+def test_an_image_with_a_broken_second_frame_is_one_picture_and_stays_so(pillow: Any, kind: str, loads: bool) -> None:
+    exif = pillow.Exif()
+    exif[0x0112] = 6
+    options: dict[str, Any] = {"PNG": {"exif": exif, "disposal": 1}, "GIF": {}}.get(kind, {"exif": exif})
+    image = pillow.open(io.BytesIO(BREAKS[kind](saved(pillow, kind, 2, **options).getvalue())))
+    if loads:
+        image.load()
+    before = image.info.get("exif")
+    names = [hash_item(image), hash_item(image)]
+    alone = pillow.open(saved(pillow, "JPEG" if kind == "MPO" else kind, 1, **options))
+    assert [hash_item(alone)] * 2 == names
+    image.load()
+    assert (0, before, names) == (image.tell(), image.info.get("exif"), [hash_item(image)] * 2)
+
+
+def test_a_picture_of_many_pages_is_refused_after_reading_two(pillow: Any) -> None:
+    reads = []
+    for pages in (3, 60):
+        stream = saved(pillow, "TIFF", pages)
+        stream.read = Mock(wraps=stream.read)  # type: ignore[method-assign]
+        image = pillow.open(stream)
+        with pytest.raises(TypeError):
+            hash_item(image)
+        reads.append(stream.read.call_count)
+    assert reads[0] == reads[1]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF"])

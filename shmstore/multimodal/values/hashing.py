@@ -19,16 +19,17 @@ import hashlib
 import struct
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import PurePath, PureWindowsPath
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
 
-from shmstore.errors import NestingError, cut, shown
+from shmstore.errors import NestingError, cut, shown, unless_interrupted
 from shmstore.multimodal.values.items import MultiModalKwargsItem
 
+T = TypeVar("T")
 Algorithm = Literal["blake3", "sha256", "sha512"]
 _Write: TypeAlias = Callable[[Any], object]
 """`update` of a hasher."""
@@ -74,7 +75,8 @@ def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: ob
     for an image that cannot be read, and NestingError for a container that contains itself.
 
     An image of several frames (GIF, animated WebP or PNG, TIFF of several pages, MPO photograph) is a TypeError.
-    Hash `image.copy()`, which is the current frame, or a list of copies.
+    Hash `image.copy()`, which is the current frame, or a list of copies. If the second frame cannot be found, or the
+    file is closed, it is an image of one frame.
 
     These values have equal hashes by design:
 
@@ -128,19 +130,14 @@ def _feed_array(write: _Write, array: np.ndarray[Any, Any], path: str) -> None:
 
 
 def _feed_image(write: _Write, image: Any, path: str) -> None:
-    frames, seen = 1, None
+    if _answer(partial(_has_more_frames, image), False):
+        raise TypeError(f"{path}: cannot hash an image of several frames (hint: pass image.copy() of one)")
     try:
-        with suppress(ValueError):  # its file is closed, so only the loaded frame is left
-            frames = int(getattr(image, "n_frames", 1))
-        if frames == 1:
-            seen = _look_at(image)
+        form, looks, pixels = _look_at(image)
     except MemoryError:
         raise
-    except Exception as error:  # decoders raise OSError, ValueError, SyntaxError and others
+    except unless_interrupted(Exception) as error:  # decoders raise OSError, ValueError, SyntaxError and others
         raise ValueError(f"{path}: cannot hash an image that cannot be read: {cut(error)}") from error
-    if seen is None:
-        raise TypeError(f"{path}: cannot hash an image of {frames} frames (hint: pass image.copy() of one)")
-    form, looks, pixels = seen
     _feed_bytes(write, b"P", form)
     _feed_bytes(write, b"p", repr(looks).encode())
     _feed_bytes(write, b"d", pixels)
@@ -150,7 +147,7 @@ def _look_at(image: Any) -> tuple[bytes, tuple[object, ...], bytes]:
     # A processor sees the pixels, their meaning (mode, palette, transparent colour) and the orientation. Loading the
     # pixels may change all of these. Only an orientation that is a number turns the image, and not the text "6".
     image.load()
-    orientation = _orientation_of(image)
+    orientation = _answer(lambda: image.getexif().get(0x0112, 1), 1)
     palette = image.getpalette(None)
     looks: tuple[object, ...] = (palette, image.info.get("transparency"))
     if palette is not None and (palette_mode := image.im.getpalettemode()) != "RGB":
@@ -158,13 +155,29 @@ def _look_at(image: Any) -> tuple[bytes, tuple[object, ...], bytes]:
     return f"{image.mode}{image.size}{orientation!r}".encode(), looks, image.tobytes()
 
 
-def _orientation_of(image: Any) -> Any:
+def _has_more_frames(image: Any) -> bool:
+    # To count the frames would read all of them, and of a TIFF in quadratic time. The first answer may rest on a
+    # pointer alone. A seek that fails changes an image, down to its pixels, so another object on its file does it.
+    if not getattr(image, "is_animated", False):
+        return False
+    if (file := getattr(image, "_fp", image.fp)) is not None:  # else the decoder has read all of the file: it knows
+        place = file.tell()  # fails if the file is closed, so that only the loaded frame is left
+        try:
+            file.seek(0)
+            type(image)(file, image.filename).seek(1)
+        finally:
+            file.seek(place)
+    return True
+
+
+def _answer(question: Callable[[], T], otherwise: T) -> T:
+    """Ask a decoder about more than the pixels; what fails there must not decide about an image that can be read."""
     try:
-        return image.getexif().get(0x0112, 1)
+        return question()
     except MemoryError:
         raise
-    except Exception:  # the pixels are there, and no processor can read the orientation
-        return 1
+    except unless_interrupted(Exception):
+        return otherwise
 
 
 def _feed_pairs(write: _Write, tag: bytes, pairs: dict[Any, Any], path: str) -> None:
