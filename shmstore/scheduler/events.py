@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from operator import index
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from shmstore.errors import shown
 
 MEDIUM_GPU = "GPU"
+T = TypeVar("T")
 EventHash = bytes | int
 """A block hash as events show it: its bytes, or its low 64 bits read big-endian."""
 
@@ -111,7 +113,9 @@ class KVEventBatch:
         """Return the batch whose wire form, with events of either format, is `data`; ValueError for anything else."""
         try:
             ts, events, *rank = msgpack.unpackb(data, raw=False)
-            return KVEventBatch(ts, [_event(form) for form in events], *rank)
+            if not isinstance(events, list):
+                raise TypeError("the events must be a list")
+            return _checked(KVEventBatch(ts, [_event(form) for form in events], *rank))
         except _DECODE_ERRORS as error:
             raise ValueError(f"not a batch of KV-cache events: {shown(data)}") from error
 
@@ -135,6 +139,32 @@ def _packed(form: Any) -> bytes:
     return packed
 
 
+class _Kind:
+    """What an annotation says of a value that msgpack has made: its types, or the kind of the items of a list."""
+
+    def __init__(self, annotation: Any) -> None:
+        parts = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+        more = {int: bool, float: int}  # which are numbers, too
+        self.types = {*parts, *(more[part] for part in parts if part in more)}
+        self.items = next((_Kind(*get_args(part)) for part in parts if get_origin(part) is list), None)
+
+    def takes(self, value: Any) -> bool:
+        """Return whether `value` is of this kind."""
+        if type(value) in self.types or Any in self.types:
+            return True
+        if self.items is None or type(value) is not list:
+            return False
+        return self.items.types.issuperset(map(type, value)) or all(map(self.items.takes, value))
+
+
+def _checked(event: T) -> T:
+    """Return the same; TypeError if a field has a value of another type than its annotation says."""
+    for name, kind in _KINDS[type(event)]:
+        if not kind.takes(getattr(event, name)):
+            raise TypeError(f"{name} has a value of another type")
+    return event
+
+
 def _event(form: Any) -> KVCacheEvent:
     event: KVCacheEvent
     if isinstance(form, dict):  # keys that other engines have besides are not looked at
@@ -144,4 +174,10 @@ def _event(form: Any) -> KVCacheEvent:
     else:
         name, *values = form
         event = _BY_NAME[name](*values)
-    return event
+    return _checked(event)
+
+
+_KINDS: dict[type, list[tuple[str, _Kind]]] = {
+    cls: [(field.name, _Kind(get_type_hints(cls)[field.name])) for field in fields(cls) if field.name != "events"]
+    for cls in (*_BY_NAME.values(), KVEventBatch)
+}

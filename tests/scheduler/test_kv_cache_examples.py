@@ -183,6 +183,40 @@ def test_what_is_no_event_is_refused_and_what_others_add_is_not() -> None:
             KVEventBatch.from_msgpack(bad)
 
 
+STORED = BlockStored([b"a", 7], None, [1, True], 4, 1, "GPU", 0, extra_keys=[["salt", [b"a", 1]], None])
+WRONG: dict[str, list[Any]] = {
+    "block_hashes": ["a", ["a"], [None], None, b"a", 7, {}],
+    "parent_block_hash": ["a", 1.5, []],
+    "token_ids": [["a"], [1.5], [[1]], "ab", None, {1: 1}],
+    "block_size": ["4", None, 4.5, [4]],
+    "lora_id": ["1", 1.5],
+    "medium": [b"GPU", 1, ["GPU"]],
+    "group_idx": ["0", 0.5],
+    "lora_name": [b"a", 1],
+    "extra_keys": [["a"], [1], "a", [{}]],
+    "kv_cache_spec_kind": [b"full", 1],
+    "kv_cache_spec_sliding_window": ["8", 8.5],
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_an_event_with_a_field_of_another_type_is_refused(field: str) -> None:
+    for value in WRONG[field]:
+        wrong = STORED.to_dict() | {field: value}
+        for form in (wrong, list(wrong.values())[: len(STORED.to_list())]):
+            if form is wrong or field in list(wrong)[: len(form)]:
+                with pytest.raises(ValueError, match="not a KV-cache event"):
+                    KVCacheEvent.from_msgpack(msgpack.packb(form))
+                with pytest.raises(ValueError, match="not a batch of KV-cache events"):
+                    KVEventBatch.from_msgpack(msgpack.packb([1, [form]]))
+
+
+@pytest.mark.parametrize("form", [["1", []], [None, []], [1, {}], [1, ""], [1, [], "0"], [1, [], 0.5], [True, []]])
+def test_a_batch_with_a_field_of_another_type_is_refused(form: Any) -> None:
+    with pytest.raises(ValueError, match="not a batch of KV-cache events"):
+        KVEventBatch.from_msgpack(msgpack.packb(form))
+
+
 # ---- the manager ----
 
 
