@@ -1,5 +1,7 @@
 """`LRUCache` and sizes, compared with a list as the model."""
 
+import copy
+import math
 import pickle
 import random
 import sys
@@ -70,6 +72,24 @@ def test_by_default_each_value_counts_one() -> None:
     cache.update(a=10, b=20, c=30)
     assert ("b", "c") == cache.order
     assert 0.0 == LRUCache(0).usage
+
+
+@pytest.mark.parametrize("wrong", [-1, -0.5, math.nan, math.inf])
+def test_a_capacity_or_size_that_cannot_be_is_refused_and_evicts_nothing(wrong: float) -> None:
+    if wrong != math.inf:
+        with pytest.raises(ValueError, match="capacity"):
+            LRUCache(wrong)
+    cache: LRUCache[str, float] = LRUCache(math.inf, float)
+    cache["a"] = 2
+    with pytest.raises(ValueError, match="size"):
+        cache["a"] = wrong
+    assert (2, ("a",)) == (cache.currsize, cache.order)
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_cache_is_not_copied_with_its_lock(make: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match="update"):
+        make(LRUCache(1))
 
 
 class Key(str):

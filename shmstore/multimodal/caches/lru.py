@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, Sequence, ValuesView
 from functools import partial
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from shmstore.errors import shown
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
@@ -145,9 +145,9 @@ class LRUCache(MutableMapping[K, V]):
     """A mapping bounded by the sum of its values' sizes, in order of use, least recently used first.
 
     `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Lookups (`[]`, `get`) and stores are
-    uses. `in`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity` is a
-    ValueError and evicts nothing. Pinned entries are never evicted. If the others do not make room, a store raises
-    RuntimeError and changes nothing.
+    uses. `in`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity`, or with a
+    size that is negative, infinite or not a number, is a ValueError and evicts nothing. Pinned entries are never
+    evicted. If the others do not make room, a store raises RuntimeError and changes nothing.
 
     `on_remove(key, value)` is called, with the lock held, for each entry that has left the cache for any reason. A
     value that is replaced under its key has not left. Thread-safe.
@@ -163,6 +163,8 @@ class LRUCache(MutableMapping[K, V]):
         *,
         on_remove: Callable[[K, V], None] | None = None,
     ) -> None:
+        if not capacity >= 0:  # also true for a NaN
+            raise ValueError(f"capacity must be at least 0, not {shown(capacity)}")
         self._held: Bounded[K, V] = Bounded(capacity)
         self._getsizeof = getsizeof
         self._counts = HitCounter()
@@ -200,6 +202,9 @@ class LRUCache(MutableMapping[K, V]):
             for key, (value, _) in gone.items():
                 self._on_remove(key, value)
 
+    def __reduce__(self) -> Any:
+        raise TypeError("an LRUCache cannot be copied, because of its lock (hint: fill a new one by `update`)")
+
     def __contains__(self, key: object) -> bool:
         return key in self._guard.held().entries
 
@@ -222,6 +227,8 @@ class LRUCache(MutableMapping[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         size = 1 if self._getsizeof is None else self._getsizeof(value)
+        if not 0 <= size < math.inf:
+            raise ValueError(f"the size of a value must be a number from 0 on, not {shown(size)}")
         if size > self.capacity:
             raise ValueError("value too large")
         with self._lock:
