@@ -69,8 +69,8 @@ _NUMPY_WIRE_LIMIT = 1024
 
 
 def _wire_of(dtype: "np.dtype[Any]") -> Any:
-    # Structured dtypes that compare equal may differ in their wire form (titles, alignment).
-    if dtype.names is not None:
+    # Voids that compare equal may differ in their wire form (titles, alignment), or in a type that is refused.
+    if dtype.kind == "V":
         return numpy_dtype_to_wire(dtype)
     try:
         return _NUMPY_WIRE[dtype]

@@ -95,7 +95,7 @@ class MsgpackSerde:
                 meta, nbytes = entry
                 return _new(Encoded, (meta, nbytes, ((0, nbytes, array_address(value)),), (), value))
             encoded = encode_tree(value)
-            if encoded.spans and value.dtype.names is None:
+            if encoded.spans and value.dtype.kind != "V":  # as in `_wire_of`
                 _remember(_ONE_ARRAY, (value.dtype, value.shape), (encoded.meta, encoded.nbytes))
             return encoded
         registration = BY_CLASS.get(kind)
