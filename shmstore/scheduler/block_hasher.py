@@ -39,6 +39,10 @@ def encode_cbor(value: Any) -> bytes:
     raise TypeError(f"a block key holds str, bytes and int only, not {type(value).__name__}")
 
 
+def _no_text(name: str, error: UnicodeEncodeError) -> ValueError:
+    return ValueError(f"{name} must be encodable in UTF-8: {error.reason} (position {error.start})")
+
+
 def _sha256(message: bytes) -> bytes:
     return hashlib.sha256(message).digest()
 
@@ -92,13 +96,17 @@ class BlockHasher:
         self.algorithm = algorithm
         self.seed = seed
         self.extra_keys = extra_keys
-        self.seed_hash: bytes = self._digest(encode_cbor(seed))
+        try:
+            self.seed_hash: bytes = self._digest(encode_cbor(seed))
+        except UnicodeEncodeError as error:
+            raise _no_text("seed", error) from None
         self._in_c = algorithm == "sha256_cbor" and blockhash.sha256_ready()
 
     def __call__(self, request: Any) -> Sequence[bytes]:
         """Return the hashes of the full blocks of `request` that its `block_hashes` lacks; change nothing.
 
-        ValueError for items that are out of order (a key has their positions), and for negative offsets and lengths.
+        ValueError for items that are out of order (a key has their positions), for negative offsets and lengths, and
+        for a name or a salt that UTF-8 cannot encode.
         """
         known = request.block_hashes
         first, size = len(known), self.block_size
@@ -107,7 +115,13 @@ class BlockHasher:
             return []
         parent = exact_bytes(known[first - 1]) if first else self.seed_hash
         tokens = request.all_token_ids[first * size : (first + n) * size]
-        extras = self._extras_of(request, first * size, (first + n) * size)
+        try:
+            extras = self._extras_of(request, first * size, (first + n) * size)
+        except UnicodeEncodeError as error:
+            lora, _, path = lora_of(request)
+            given = {"lora_name": lora, "lora_path": path, "cache_salt": getattr(request, "cache_salt", None)}
+            name = next((name for name, text in given.items() if text == error.object), "the identifier of an item")
+            raise _no_text(name, error) from None
         if self._in_c and len(parent) == HASH_BYTES:  # C reads that many bytes of the parent
             hashes = BlockHashes()
             blockhash.sha256_chain(hashes, parent, first, size, tokens, extras)

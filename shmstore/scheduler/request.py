@@ -85,7 +85,7 @@ class Request:
     * `lora_name`, `lora_id` and `lora_path` describe the LoRA adapter. Name and path are in the block hashes, so that a
       name that means another adapter now finds nothing of the earlier one; events have name and number.
 
-    ValueError if there are no tokens.
+    ValueError if there are no tokens, or for a name or a salt that UTF-8 cannot encode and `block_hasher` needs.
     """
 
     def __init__(

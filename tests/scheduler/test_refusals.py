@@ -81,7 +81,11 @@ NAMED: list[tuple[type[Exception], Any, dict[str, list[Any]]]] = [
     (TypeError, partial(KVCacheManager, max_model_len=64, hash_block_size=4), {"config": [None]}),
     (ValueError, partial(manager, 9, WINDOW), {"retention_interval": [-1, 6]}),
     (ValueError, partial(BlockHasher, block_size=4), {
-        "block_size": [-1, 0, 2**31], "algorithm": ["sha256"], "extra_keys": ["both"],
+        "block_size": [-1, 0, 2**31], "algorithm": ["sha256"], "extra_keys": ["both"], "seed": ["\ud800"],
+    }),
+    (ValueError, partial(Request, "r", range(4), block_hasher=BlockHasher(4)), {"cache_salt": ["\ud800"]}),
+    (ValueError, partial(Request, "r", range(4), block_hasher=BlockHasher(4), lora_name="a"), {
+        "lora_name": ["a\udfff"], "lora_path": ["\ud800"],
     }),
     (ValueError, CachingMetrics, {"max_recent_requests": [0]}),
     (ValueError, KVCacheMetricsCollector, {"sample_rate": [-0.1, 1.1]}),
@@ -135,6 +139,8 @@ def test_an_argument_that_cannot_be_is_refused_by_name(
         ("prompt_token_ids or prompt_embeds", lambda: Request("r", None)),
         ("prompt_embeds is empty", lambda: Request("e", None, prompt_embeds=np.zeros((0, 8)))),
         ("item 2", lambda: Request("r", range(9), mm_features=features(("a", 0, 1), ("b", 5, 1), ("c", 3, 1)))),
+        ("identifier of an item must be encodable",
+         lambda: Request("r", range(4), mm_features=features(("\ud800", 0, 1)), block_hasher=BlockHasher(4))),
         ("1 shapes and 0 dtypes", lambda: MambaSpec(4, ((1,),), ())),
         ("^shapes", lambda: MambaSpec(16, (), ())),
         ("'l0'.*page_size_bytes", lambda: memory({"l1": LAYER, "l0": Empty(4)})),
