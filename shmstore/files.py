@@ -11,8 +11,10 @@ from shmstore.bindings import inspect as native
 from shmstore.errors import (
     ForeignStoreError,
     LayoutMismatchError,
+    SharedMemoryError,
     SparseStoreError,
     StoreNotFoundError,
+    cut,
     shown,
 )
 from shmstore.places import parts_of, path_of, place_of
@@ -75,7 +77,10 @@ class SegmentFile:
 
 
 def classify(place: str) -> SegmentFile:
-    """Return what the file at a place is; it may be any file. StoreNotFoundError if there is none."""
+    """Return what the file at a place is; it may be any file.
+
+    Raises StoreNotFoundError if there is none, and SharedMemoryError if the folder cannot be looked into.
+    """
     try:
         seen = native.probe(place)
     except PermissionError:
@@ -86,7 +91,7 @@ def classify(place: str) -> SegmentFile:
         raise no_store(place) from None
     except OSError as error:
         if error.errno != errno.ENXIO:  # a socket, which cannot be opened
-            raise
+            raise _no_file(place, error) from None
         return _not_opened(place, "foreign")
     folder, name = parts_of(place)
     state, problem = _judge(name, seen)
@@ -144,9 +149,18 @@ def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None]:
 _FOREIGN: Final[tuple[FileState, str]] = "foreign", "not a store, or its first page was overwritten"
 
 
+def _no_file(place: str, error: OSError) -> SharedMemoryError:
+    return SharedMemoryError(f"{cut(path_of(place))} cannot be looked at: {error.strerror}", number=error.errno)
+
+
 def _not_opened(place: str, state: FileState) -> SegmentFile:
     folder, name = parts_of(place)
-    stat = os.lstat(path_of(place))
+    try:
+        stat = os.lstat(path_of(place))
+    except FileNotFoundError:
+        raise no_store(place) from None
+    except OSError as error:
+        raise _no_file(place, error) from None
     return SegmentFile(
         name=name,
         dir=folder,

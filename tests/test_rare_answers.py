@@ -1,5 +1,6 @@
 """Answers that `make coverage` showed nobody to ask for: texts, refusals, and what is there of nothing."""
 
+import math
 import os
 import pickle
 import sys
@@ -18,8 +19,8 @@ from shmstore import multimodal as mm
 from shmstore.bindings import store as native
 from shmstore.bindings.kv_errors import FULL, check_valid
 from shmstore.cli.commands.top import take_sample
-from shmstore.errors import CorruptStoreError, SharedMemoryError, UnsupportedValueError
-from shmstore.files import another_user, of_other_namespaces
+from shmstore.errors import CorruptStoreError, SharedMemoryError, StoreNotFoundError, UnsupportedValueError
+from shmstore.files import _not_opened, another_user, of_other_namespaces
 from shmstore.inspect.segments import _is_memfd, look_at
 from shmstore.multimodal.values.fields import MultiModalFieldConfig
 from shmstore.multimodal.values.nested import page_locked
@@ -27,6 +28,7 @@ from shmstore.multimodal.values.sizes import updates_size
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.store import diagnostics, orphans
 from shmstore.tiers import open_tier
+from shmstore.tiers.directory import DirectoryTier
 from shmstore.tiers.mooncake import MooncakeTier
 from tests.c.coverage import ROOT, not_run
 from tests.multimodal.helpers import config, item, shm_sender
@@ -176,6 +178,16 @@ def test_what_has_gone_meanwhile_has_an_answer(stores: Stores, folder: Path) -> 
     assert not _is_memfd(entry)
     with pytest.raises(SharedMemoryError, match="no folder"):
         ObjectStoreReader.attach("a", dir=folder / "gone", wait=0)
+    (folder / "file").touch()
+    (folder / "loop").symlink_to("loop")
+    for no_folder in (folder / "file", folder / "loop"):
+        for call in (ObjectStoreWriter.unlink, ObjectStoreWriter.recover, ObjectStoreReader.attach):
+            with pytest.raises(SharedMemoryError, match=r"cannot be (used|looked at)"):
+                call("a", dir=no_folder)
+        with pytest.raises(SharedMemoryError, match="cannot be looked at"):
+            _not_opened(f"{no_folder}/a", "unreadable")
+    with pytest.raises(StoreNotFoundError, match="gone"):
+        _not_opened(str(folder / "gone"), "unreadable")
 
 
 def test_a_forked_child_that_exits_closes_its_own_stores_alone() -> None:
@@ -220,6 +232,11 @@ def test_a_store_beyond_what_a_reference_addresses_is_refused() -> None:
 def test_urls_of_tiers_with_wrong_parts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="host:port"):
         MooncakeTier("host")
+    for timeout in (-1, math.nan, 10**400):
+        with pytest.raises(ValueError, match="timeout"):
+            DirectoryTier(tmp_path, timeout=timeout)
+        with pytest.raises(ValueError, match="timeout"):
+            open_tier("redis://host", timeout=timeout)
     with pytest.raises(ValueError, match="option of the URL"):
         open_tier("rediss://host:6379?ssl_cert_reqs=perhaps")
 

@@ -431,7 +431,7 @@ class Openable(Closable):
     def unlink(name: str, *, dir: Folder | None = None) -> None:
         """Remove a store that no process has open as a writer or owner; readers keep what they have.
 
-        Raises StoreNotFoundError, WriterActiveError, ForeignStoreError if it is another user's, and LayoutMismatchError
-        if the file is not a store.
+        Raises StoreNotFoundError, WriterActiveError, ForeignStoreError if it is another user's, LayoutMismatchError if
+        the file is not a store, and SharedMemoryError if the folder cannot be looked into.
         """
         orphans.unlink(place_of(checked_name(name), dir))
