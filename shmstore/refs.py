@@ -149,18 +149,20 @@ class StoreHandle:
         The other one gets both by `socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)`: the handle as
         `to_json` makes it, and the `fd` for `attach` and `join`. It needs the rights on the store that it would need in
         a folder. Raises StoreNotFoundError if the store is gone, and ForeignStoreError if this process may not open it;
-        ValueError for another kind of socket.
+        ValueError for another kind of socket, or a `store_id` that no store has.
         """
         from socket import AF_UNIX, send_fds  # 2 ms, for few
 
         if connection.family != AF_UNIX:
             raise ValueError("connection must be a Unix socket, such as of socketpair(): no other passes descriptors")
+        if type(self.store_id) is not int or not 0 <= self.store_id < 1 << 32:
+            raise ValueError(f"store_id must be an int from 0 to {(1 << 32) - 1}, not {shown(self.store_id)}")
         link = 0 if self.dir.startswith("/proc/") else os.O_NOFOLLOW  # a descriptor is a link to the memory
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | link)
         except PermissionError:
             raise ForeignStoreError from None
-        except OSError:
+        except (OSError, ValueError):  # or a path that no file can have
             raise StoreNotFoundError(f"the store is gone: there is no file {shown(self.path)}") from None
         try:
             if not self._is_of(fd):

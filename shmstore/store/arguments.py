@@ -50,7 +50,10 @@ def seconds_of(name: str, value: Any) -> float:
         )
     if not value >= 0:  # also true for a NaN
         raise ValueError(f"{name} must be at least 0 seconds, not {shown(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} has too many digits: {shown(value)} (hint: float('inf') has no end)") from None
 
 
 def check_flags(**flags: Any) -> None:

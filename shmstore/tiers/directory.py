@@ -17,6 +17,7 @@ from hashlib import blake2b
 from io import BufferedReader, FileIO
 
 from shmstore.errors import TierError, TierFullError, unless_interrupted
+from shmstore.store.arguments import seconds_of
 from shmstore.tiers import table
 from shmstore.tiers.protocol import Into
 
@@ -54,7 +55,7 @@ class DirectoryTier:
         self._path = os.path.abspath(path)
         if not os.path.isdir(self._path):
             _log.warning("there is no directory %s: until it is created or mounted, its tier has nothing", self._path)
-        self._timeout = timeout
+        self._timeout = seconds_of("timeout", timeout)
         self._closed = False
 
     def __repr__(self) -> str:

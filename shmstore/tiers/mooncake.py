@@ -35,6 +35,7 @@ from typing import Any, Final
 import numpy as np
 
 from shmstore.errors import MissingExtraError, TierError, TierFullError, cut, unless_interrupted
+from shmstore.store.arguments import seconds_of
 from shmstore.tiers import table
 from shmstore.tiers.protocol import Into
 
@@ -90,7 +91,7 @@ class MooncakeTier:
             "rdma_devices": devices,
             "master_server_addr": master,
         }
-        self._timeout = timeout
+        self._timeout = seconds_of("timeout", timeout)
         fd = os.memfd_create("shmstore-staging")
         os.ftruncate(fd, LANES * STAGING)
         self._regions = [_Region(memoryview(mmap(fd, 0)), fd, 0)]

@@ -34,7 +34,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from shmstore.errors import TierError, TierFullError, cut, shown, unless_interrupted
-from shmstore.store.arguments import int_of
+from shmstore.store.arguments import int_of, seconds_of
 from shmstore.tiers import table
 from shmstore.tiers.protocol import Into
 
@@ -141,7 +141,7 @@ class RespTier:
 
     def __init__(self, url: str, *, timeout: float = 1.0, expire: int | None = None, connections: int = 4) -> None:
         self._connections = int_of("connections", connections, 1, 1 << 16)
-        self._timeout = timeout
+        self._timeout = seconds_of("timeout", timeout)
         self._expire = [] if expire is None else [b"EX", b"%d" % int_of("expire", expire, 1, 1 << 32)]
         options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
         kind = type("_Connection", (_InTime, options.pop("connection_class", Connection)), {})

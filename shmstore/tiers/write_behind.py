@@ -80,7 +80,7 @@ class WriteBehind:
                 return True
             self._wakes.put(answer)
         try:
-            answer.get(timeout=max(0.0, timeout))
+            answer.get(timeout=min(max(0.0, timeout), threading.TIMEOUT_MAX))
         except Empty:
             return False
         return True

@@ -33,6 +33,18 @@ def passed(handle: StoreHandle) -> tuple[StoreHandle, int]:
         return received(there)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        *(("store_id", wrong, ValueError) for wrong in (-1, 1 << 32, 1 << 64, "1", None, True)),
+        *(("name", wrong, StoreNotFoundError) for wrong in ("a\0b", "\ud800")),
+    ],
+)
+def test_a_handle_that_no_store_has_is_not_sent(field: str, value: Any, error: Any, stores: Stores) -> None:
+    with pytest.raises(error):
+        passed(replace(stores.create().handle, **{field: value}))
+
+
 def has(reader: ObjectStoreReader, key: str) -> bool:
     found = reader.find(key)
     return found is not None and np.array_equal(VALUE, reader.get(found.ref))

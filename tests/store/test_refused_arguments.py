@@ -100,7 +100,7 @@ REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
     (
         "timeout",
         [lambda w, v: w.put("new", ONE, timeout=v), reserve],
-        [-1, -math.inf, math.nan],
+        [-1, -math.inf, math.nan, 10**400],
         [True, False, "1", None],
     ),
     (
@@ -110,7 +110,7 @@ REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
             lambda w, v: ObjectStoreReader.attach(w.handle, None, wait=v),
             *opening("wait")[1:],
         ],
-        [-1, math.nan],
+        [-1, math.nan, 10**400],
         ["5", True],
     ),
     ("arena", [lambda w, v: ObjectStoreWriter.join(w.name, v)], [1, MAX_WRITERS - 1], []),

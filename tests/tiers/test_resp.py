@@ -47,6 +47,12 @@ def opened(url: str, **options: Any) -> Iterator[RespTier]:
         tier.close()
 
 
+@pytest.mark.parametrize("timeout", [-1, float("nan"), 10**400])
+def test_a_timeout_that_cannot_be_is_refused_at_once(timeout: float) -> None:
+    with raises(ValueError, ["timeout"]):
+        RespTier("redis://localhost", timeout=timeout)
+
+
 @pytest.fixture(scope="module")
 def shared_server() -> Iterator[RedisServer]:
     with serving() as server:
