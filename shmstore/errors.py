@@ -101,7 +101,7 @@ def unless_interrupted(kind: type[_E]) -> tuple[type[_E], ...]:
 
     Foreign code may raise anything. So may a handler while that code runs, for example a deadline of the caller's: that
     is not a failure of the code. Python passes a handler the frame that it interrupts, which is the one below its own.
-    No other function has that frame as an argument.
+    Other functions hardly ever have that frame as an argument.
     """
     error = sys.exception()
     trace = error.__traceback__ and error.__traceback__.tb_next if error else None  # not the frame of the `except`
