@@ -363,6 +363,15 @@ def test_an_image_with_a_broken_second_frame_is_one_picture_and_stays_so(pillow:
     assert (0, before, names) == (image.tell(), image.info.get("exif"), [hash_item(image)] * 2)
 
 
+def test_an_image_of_another_package_is_asked_whether_it_moves(pillow: Any) -> None:
+    image = pillow.new("RGB", (2, 2))
+    image.__class__ = type("Moving", (pillow.Image,), {"is_animated": True})
+    for file in (None, io.BytesIO(b"of another make")):
+        image._fp = file
+        with pytest.raises(TypeError, match="several frames"):
+            hash_item(image)
+
+
 def test_a_picture_of_many_pages_is_refused_after_reading_two(pillow: Any) -> None:
     reads = []
     for pages in (3, 60):

@@ -160,11 +160,12 @@ def _has_more_frames(image: Any) -> bool:
     # pointer alone. A seek that fails changes an image, down to its pixels, so another object on its file does it.
     if not getattr(image, "is_animated", False):
         return False
-    if (file := getattr(image, "_fp", image.fp)) is not None:  # else the decoder has read all of the file: it knows
+    if file := getattr(image, "_fp", None) or getattr(image, "fp", None):  # else the decoder has read all: it knows
         place = file.tell()  # fails if the file is closed, so that only the loaded frame is left
         try:
             file.seek(0)
-            type(image)(file, image.filename).seek(1)
+            if twin := _answer(lambda: type(image)(file, image.filename), None):
+                twin.seek(1)
         finally:
             file.seek(place)
     return True
