@@ -245,7 +245,6 @@ def test_an_interrupted_open_or_close_leaves_no_lock_and_nothing_mapped() -> Non
         lambda: native.Writer.recover(name, native.ANY_STORE),
         lambda: native.Reader.attach(name, 0, native.ANY_STORE),
         lambda: native_inspect.Inspector(name),
-        lambda: native.Watch("none").__enter__().__exit__(),
     ]
     descriptors = len(os.listdir("/proc/self/fd"))
     for take in openings:

@@ -118,12 +118,6 @@ void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
 int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
-/* Watches a folder, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
- * _watch_close must follow all the same. */
-int shms_watch(int *out, const char *folder);
-void shms_watch_close(int *watch); /* idempotent; *watch may be -1 */
-/* 1: since the last call a file of that name came, or the creation of a store ended; 0; or SHMS_ESYS. Never waits. */
-int shms_watch_read(int watch, const char *name);
 
 /* ---- the writer ---- */
 

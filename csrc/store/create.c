@@ -123,7 +123,5 @@ int shms_segment_publish(shms_segment *seg) {
         return rc;
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
     mprotect(seg->control, seg->layout.writer_at, PROT_READ); /* joins the mapping behind it, or stays writable */
-    if (shms_file_is(seg, seg->fd))
-        futimens(seg->fd, NULL); /* wakes shms_watch, which sees no store to memory */
     return SHMS_OK;
 }

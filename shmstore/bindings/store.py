@@ -6,10 +6,8 @@ After `close` the pointer is NULL, which C takes for a closed handle.
 
 import errno
 import os
-import select
 import struct
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -32,7 +30,6 @@ _SIZE = ffi.typeof("uint64_t *")
 _BYTES = ffi.typeof("uint8_t[]")
 _FEW = 256  # bytes
 _length = struct.Struct("=I")
-_LONGEST = 3600  # seconds; a poll takes milliseconds as an int
 SHARED = lib.shms_reader_acquire
 PRIVATELY = lib.shms_reader_acquire_private
 """How `Reader.acquire` gets a payload that is copy-on-write."""
@@ -136,47 +133,6 @@ def _expected(
     at_once: bool = False,
 ) -> Any:
     return _new("shms_expected *", (store_id, allow_uid, n_readers, end_leases, finds, at_once, options))
-
-
-class Watch:
-    """Tells when a store comes; a context manager. Start it before the first look."""
-
-    def __init__(self, name: str) -> None:
-        self._folder, self._name = map(os.fsencode, parts_of(name))
-        self._fd = _gc(_new("int *", -1), lib.shms_watch_close)  # the owner exists before the descriptor
-
-    def __enter__(self) -> "Watch":
-        try:
-            require(lib.shms_watch(self._fd, self._folder))
-        except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-            raise errors.SharedMemoryError(
-                "this user has no inotify instance left to wait with, or this process no file descriptor",
-                number=error.errno,
-                hint="raise fs.inotify.max_user_instances, or ulimit -n; or attach without wait",
-            ) from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        lib.shms_watch_close(self._fd)
-
-    def wait(self, end: float) -> bool:
-        """Return True when the store may have come, and False at `end`, in seconds of the monotonic clock."""
-        poll = select.poll()
-        poll.register(self._fd[0], select.POLLIN)
-        while not require(lib.shms_watch_read(self._fd[0], self._name)):
-            left = end - time.monotonic()
-            if left <= 0:
-                return False
-            poll.poll(min(left, _LONGEST) * 1000)
-        return True
-
-
-def await_creation(name: str, seconds: float) -> None:
-    """Return when the creation of a store may have ended, or after some time."""
-    with Watch(name) as watch:
-        watch.wait(time.monotonic() + seconds)
 
 
 class Writer:

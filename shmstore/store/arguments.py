@@ -24,6 +24,8 @@ MAX_KEY = native.MAX_KEY
 _MAX_UID = 2**32 - 2
 MODES = (0o600, 0o606, 0o660, 0o666)
 """The permissions that a store can have: who may only read its file could lock bytes of it against the others."""
+LOOK_AGAIN = 0.005
+"""Seconds between two looks for a store that is not there yet."""
 
 
 _BYTES = "an int of bytes, such as 4 << 30 for 4 GiB"

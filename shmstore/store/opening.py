@@ -30,6 +30,7 @@ from shmstore.serde import ObjectSerde
 from shmstore.store import diagnostics, orphans
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
+    LOOK_AGAIN,
     Closable,
     check_flags,
     checked_access,
@@ -352,7 +353,7 @@ class Openable(Closable):
                             raise diagnostics.creating(chosen, wait) from None
                         hint = f"user {owner}, whom allow_uid names, creates it"
                         raise StoreNotFoundError(f"{error.message}, after {wait:g} seconds", hint=hint) from None
-                    native.await_creation(chosen, min(left, 1))  # its creator may die meanwhile
+                    time.sleep(min(LOOK_AGAIN, left))
                     continue
                 try:
                     return cls._create(chosen, options, serde, limits, *access)

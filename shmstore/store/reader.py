@@ -26,6 +26,7 @@ from shmstore.serde.tensors import load_torch
 from shmstore.store import diagnostics
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
+    LOOK_AGAIN,
     Closable,
     expected_store,
     hides_payload,
@@ -42,18 +43,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def _waiting(seconds: float, name: str, attach: Callable[[], native.Reader]) -> native.Reader:
-    """Do `attach`, again whenever the store may have come, until the time is over."""
+def _waiting(seconds: float, attach: Callable[[], native.Reader]) -> native.Reader:
+    """Do `attach`, again every few milliseconds while there is no store, until the time is over."""
     end = time.monotonic() + seconds
-    with native.Watch(name) as watch:
-        more = True
-        while True:
-            try:
-                return attach()
-            except StoreNotFoundError as error:
-                if error._code not in (native.NO_STORE, native.CREATING) or not more:
-                    raise
-            more = watch.wait(end)  # once more after the end, because the creator may have died
+    while True:
+        try:
+            return attach()
+        except StoreNotFoundError as error:
+            if error._code not in (native.NO_STORE, native.CREATING) or (left := end - time.monotonic()) <= 0:
+                raise
+            time.sleep(min(LOOK_AGAIN, left))
 
 
 class ObjectStoreReader(Claiming[PinnedRef], Closable):
@@ -114,7 +113,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         while True:
             attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, rank is None)
             try:
-                reader = attempt() if wait is None else _waiting(wait, place, attempt)
+                reader = attempt() if wait is None else _waiting(wait, attempt)
             except unless_interrupted(Exception) as error:
                 if rank is None and isinstance(error, RankInUseError):
                     number += 1

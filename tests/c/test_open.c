@@ -1,9 +1,8 @@
 /*
  * test_open.c - a successor that asks for options gets a store of these, or leaves it as it was; a reader notices it,
- * and a removal; a watch tells when a store comes.
+ * and a removal.
  */
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -55,53 +54,6 @@ TEST(a_store_of_other_options_stays_as_it_was) {
     close(fd);
     free(before);
     free(after);
-}
-
-TEST(a_watch_tells_of_a_file_and_of_the_end_of_a_creation) {
-    const char *name = store_name("watch"), *other = store_name("watch");
-    int watch;
-    CHECK_EQ(SHMS_OK, shms_watch(&watch, "/dev/shm"));
-    struct pollfd wait = {.fd = watch, .events = POLLIN};
-    shms_segment seg;
-    CHECK_EQ(0, shms_watch_read(watch, name));
-    shms_writer *w = leave(other, &asked);
-    CHECK_EQ(1, poll(&wait, 1, 10000));
-    CHECK_EQ(0, shms_watch_read(watch, name));
-    CHECK_EQ(SHMS_OK, shms_segment_create(&seg, name, &asked));
-    CHECK_EQ(1, poll(&wait, 1, 10000));
-    CHECK_EQ(1, shms_watch_read(watch, name));
-    CHECK_EQ(0, shms_watch_read(watch, name));
-    shms_segment_publish(&seg);
-    CHECK_EQ(1, poll(&wait, 1, 10000));
-    CHECK_EQ(1, shms_watch_read(watch, name));
-    shms_segment_unlink(&seg);
-    shms_segment_close(&seg);
-    end_writer(w);
-    shms_watch_close(&watch);
-    shms_watch_close(&watch);
-    CHECK_EQ(SHMS_ESYS, shms_watch_read(wait.fd, name));
-}
-
-TEST(a_watch_takes_what_happens_to_the_folder_for_a_store_and_needs_one) {
-    char folder[] = "/tmp/shms-watch-XXXXXX";
-    int watch;
-    CHECK(mkdtemp(folder));
-    CHECK_EQ(SHMS_OK, shms_watch(&watch, folder));
-    CHECK(chmod(folder, 0500) == 0 && shms_watch_read(watch, "any") == 1);
-    shms_watch_close(&watch);
-    CHECK_EQ(0, rmdir(folder));
-    CHECK_EQ(SHMS_ESYS, shms_watch(&watch, folder));
-    CHECK_EQ(ENOENT, errno);
-    shms_watch_close(&watch);
-    struct rlimit before, none;
-    CHECK_EQ(0, getrlimit(RLIMIT_NOFILE, &before));
-    none = before;
-    none.rlim_cur = 0;
-    CHECK_EQ(0, setrlimit(RLIMIT_NOFILE, &none));
-    CHECK_EQ(SHMS_ESYS, shms_watch(&watch, "/dev/shm"));
-    CHECK_EQ(EMFILE, errno);
-    CHECK_EQ(0, setrlimit(RLIMIT_NOFILE, &before));
-    shms_watch_close(&watch);
 }
 
 static bool dies;
