@@ -179,9 +179,9 @@ int shms_inspector_check(shms_inspector *i, uint64_t slot, uint64_t id, shms_fin
 
 /* Removes the name of a segment, or of the remains of one, whose writer is dead. The file must be the one that was
  * probed (device, inode and size); else SHMS_ENOSTORE. SHMS_EWRITERACTIVE: its writer is alive, or may be, because the
- * file is empty and young. SHMS_ERANKINUSE: a rank is alive, and `force` is 0. The writer's lock is held meanwhile, so
- * that no process recovers the segment. Processes that have mapped it keep it. SHMS_ESYS, errno EACCES: this user may not
- * remove it. */
+ * file is empty and young. SHMS_ERANKINUSE: a rank is alive, and `force` is 0. Nobody gets the name meanwhile, so no
+ * process recovers the segment. Processes that have mapped it keep it. SHMS_ESYS, errno EACCES: this user may not remove
+ * it. */
 int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint64_t size, int force);
 /* cdef: end */
 

@@ -75,7 +75,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
     if (rc)
         return rc;
     /* O_NONBLOCK: the open must return whatever kind of file it is, also for a pipe. */
-    if (shms_segment_open_file(&seg, O_RDONLY | O_NONBLOCK, false) < 0)
+    if (shms_segment_open_file(&seg, 0, false, true) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : errno == ELOOP ? SHMS_ELAYOUT : SHMS_ESYS;
     rc = probe(&seg, out);
     shms_segment_close(&seg); /* errno stays */
@@ -91,33 +91,41 @@ static int as_probed(const shms_segment *seg, uint64_t device, uint64_t inode, u
     return rc == SHMS_OK && now != size ? SHMS_ENOSTORE : rc;
 }
 
-int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint64_t size, int force) {
-    /* The owner's lock, which no joiner takes for a writer's; of an empty file the one that its creator takes first. */
-    shms_segment seg = {.fd = -1, .arena = size ? SHMS_OWNER : 0};
+static int remove_once(const char *name, uint64_t device, uint64_t inode, uint64_t size, int force) {
+    shms_segment seg = {.fd = -1};
     int rc = shms_segment_name(&seg, name);
     if (rc)
         return rc;
-    if (shms_segment_open_file(&seg, O_RDONLY | O_NONBLOCK, false) < 0)
+    if (shms_segment_open_file(&seg, 0, false, true) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    rc = as_probed(&seg, device, inode, size);
-    if (rc == SHMS_OK && shms_file_is_young(&seg))
-        rc = SHMS_EWRITERACTIVE;
     SHMS_LOOK("probed");
-    if (rc == SHMS_OK)
-        rc = shms_segment_lock(&seg, SHMS_ROLE_OF_WRITER(seg.arena));
-    if (rc == SHMS_OK)
+    if (shms_segment_stop_names(&seg)) {
         rc = as_probed(&seg, device, inode, size); /* it may have been empty, and finished since */
-    SHMS_LOOK("remove");
-    for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
-        rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
-    if (rc == SHMS_OK && !shms_segment_unlink_last(&seg, 1)) { /* only if it still names this file */
-        SHMS_LOOK("refused");
-        shms_segment_unlock(&seg, 1); /* tries again, as writers that close do: one may have closed meanwhile */
-        rc = shms_segment_named(&seg) ? SHMS_EWRITERACTIVE : SHMS_OK;
-    } else if (rc == SHMS_OK && shms_segment_named(&seg)) { /* nobody has it, and the kernel refused this user */
-        errno = EACCES;
-        rc = SHMS_ESYS;
+        if (rc == SHMS_OK && (shms_file_is_young(&seg) || shms_segment_written(&seg) || shms_segment_is_had(&seg)))
+            rc = SHMS_EWRITERACTIVE;
+        SHMS_LOOK("remove");
+        for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
+            rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
+        if (rc == SHMS_OK) {
+            shms_segment_unlink(&seg); /* only if it still names this file */
+            if (shms_segment_named(&seg)) { /* the kernel refused this user */
+                errno = EACCES;
+                rc = SHMS_ESYS;
+            }
+        }
+        shms_segment_names_go_on(&seg);
+    } else {
+        rc = errno == EWOULDBLOCK ? SHMS_EWRITERACTIVE : SHMS_ESYS;
     }
     shms_segment_close(&seg);
+    return rc;
+}
+
+int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint64_t size, int force) {
+    uint32_t turns = 0;
+    int rc;
+    do
+        rc = remove_once(name, device, inode, size, force);
+    while ((rc == SHMS_EWRITERACTIVE || rc == SHMS_ERANKINUSE) && shms_lock_again(&turns));
     return rc;
 }

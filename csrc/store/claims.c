@@ -53,8 +53,7 @@ int shms_claims_open(shms_claims **out, const char *name, uint64_t store) {
     c->file.fd = -1;
     pthread_mutex_init(&c->mutex, NULL);
     shms_superblock sb = {0};
-    if (shms_segment_name(&c->file, name) == SHMS_OK &&
-        shms_segment_open_file(&c->file, O_RDWR | O_NONBLOCK, false) >= 0 &&
+    if (shms_segment_name(&c->file, name) == SHMS_OK && shms_segment_open_file(&c->file, O_RDWR, false, false) >= 0 &&
         (pread(c->file.fd, &sb, sizeof sb, 0) != sizeof sb || sb.store != store))
         shms_segment_close(&c->file); /* another store's by now */
     c->seed = sb.secret;

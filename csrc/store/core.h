@@ -19,6 +19,12 @@ static inline int shms_key_ok(const char *key, uint32_t key_len) {
 #define SHMS_KINDS 16 /* kinds of objects; number 0 is for those without one */
 #define SHMS_MAX_EXTRA 0xffffff /* extra bytes of an object, which only the writer reads */
 
+/* How long a store's name stays; of all writers' words the largest counts. */
+#define SHMS_UNTIL_CLOSED 0
+#define SHMS_UNTIL_DEATH 1 /* of writer 0, by the creator: the name was generated, so nobody asks for it */
+#define SHMS_BEYOND_DEATH 2 /* a caller has named it to take it over, or has closed it so that it stays */
+#define SHMS_BEYOND_CLOSE 3 /* a caller has created it or taken it over to outlive its processes */
+
 /* A reference, unpacked; ref.h has the 40 bytes. A reader trusts no field, and compares each with the slot table. */
 typedef struct shms_ref {
     uint32_t store; /* which store: the superblock's random number */
@@ -118,12 +124,18 @@ void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
 int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
+/* For a call that was refused because a process has a lock. Waits a millisecond, and says whether to make the call again:
+ * 100 times, whoever has the lock. One that closes has it for microseconds. One that was killed has it for milliseconds,
+ * until the kernel has taken its memory apart. `turns` is 0 at first. */
+int shms_lock_again(uint32_t *turns);
 
 /* ---- the writer ---- */
 
-/* Records that the name is no longer ephemeral, and if `beyond_close`, that SHMS_AS_RECORDED keeps it. For a caller that
- * has taken the store over by its name, when nothing else can fail. */
-int shms_writer_stay(shms_writer *w, int beyond_close);
+/* Does _join, up to its last step, which is _stay. Arena 0 is that of _recover. */
+int shms_writer_take(shms_writer **out, const char *name, int arena, const shms_expected *expected);
+/* Has the name stay until the writer closes, and records for how long beyond that, if not 0. For a caller with whom nothing
+ * else can fail. SHMS_ENOSTORE: the name has gone meanwhile. */
+int shms_writer_stay(shms_writer *w, int how);
 /* The same for the variable that has the handle, so that an owner can exist before the handle does. */
 void shms_writer_drop(shms_writer **w);
 /* Its part of the data region: the address, or 0 for NULL; place[0] is its size, and place[1] its offset in the file. */

@@ -18,11 +18,11 @@
 #include "file.h"
 
 /* Writes the magic number by a mapping. */
-static int mark(const shms_segment *seg) {
-    int rc = shms_file_reserve(seg->fd, 0, seg->unit);
+static int mark(const shms_segment *seg, int fd) {
+    int rc = shms_file_reserve(fd, 0, seg->unit);
     if (rc)
         return rc;
-    shms_superblock *sb = mmap(NULL, seg->unit, PROT_READ | PROT_WRITE, SHMS_SHARED, seg->fd, 0);
+    shms_superblock *sb = mmap(NULL, seg->unit, PROT_READ | PROT_WRITE, SHMS_SHARED, fd, 0);
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
     sb->magic = SHMS_MAGIC;
@@ -30,16 +30,14 @@ static int mark(const shms_segment *seg) {
     return SHMS_OK;
 }
 
-static int create_locked(shms_segment *seg, const shms_options *options) {
+static int fill(shms_segment *seg, int fd, const shms_options *options) {
     const shms_layout *l = &seg->layout;
     bool owns = options->flags & SHMS_OWNS;
     uint64_t control_end = l->readers_at + l->n_readers * l->reader_stride, data = owns ? 0 : l->data_stride;
-    int rc = shms_segment_lock(seg, owns ? SHMS_ROLE_OF_WRITER(SHMS_OWNER) : SHMS_ROLE_WRITER);
-    if (rc)
-        return rc;
+    int rc;
     /* The group first, so that no other gets rights. Until both are done the file is empty; see open_failed. */
-    if ((options->group && fchown(seg->fd, (uid_t)-1, options->group - 1)) ||
-        fchmod(seg->fd, options->mode ? options->mode : 0600))
+    if ((options->group && fchown(fd, (uid_t)-1, options->group - 1)) ||
+        fchmod(fd, options->mode ? options->mode : 0600))
         return SHMS_ESYS;
     if (shms_exceeds_limit(l->file_size)) {
         errno = EFBIG;
@@ -47,24 +45,20 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     }
     /* Before space is taken, so that a file that a dead creator has left is known as ours, or is empty. */
     bool writes = seg->unit == shms_page_size(); /* hugetlbfs has no write(2) */
-    if (writes && pwrite(seg->fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
+    if (writes && pwrite(fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
         return errno == ENOSPC ? SHMS_ENOSPC : SHMS_ESYS;
     if (!writes &&
-        (rc = mark(seg))) /* no file has a size before it has this page, since a look at a hole is a SIGBUS */
+        (rc = mark(seg, fd))) /* no file has a size before it has this page, since a look at a hole is a SIGBUS */
         return rc;
-    if (ftruncate(seg->fd, (off_t)l->file_size))
+    if (ftruncate(fd, (off_t)l->file_size))
         return SHMS_ESYS;
-    if ((options->flags & SHMS_MEMFD) && fcntl(seg->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+    if ((options->flags & SHMS_MEMFD) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
         return SHMS_ESYS;
     /* The part between the tables and a data region aligned for huge pages stays a hole. */
-    if (shms_exceeds_free_space(seg->fd, control_end + data))
+    if (shms_exceeds_free_space(fd, control_end + data))
         return SHMS_ENOSPC;
-    int fd = shms_file_again(seg, SHMS_ROLE_WRITER);
-    if (fd < 0)
-        return fd;
     rc = shms_segment_map(seg, fd, SHMS_ROLE_WRITER);
-    close(fd);
-    if (rc || (rc = shms_file_reserve(seg->fd, l->data_at, data)) || (rc = shms_file_reserve(seg->fd, 0, control_end)))
+    if (rc || (rc = shms_file_reserve(fd, l->data_at, data)) || (rc = shms_file_reserve(fd, 0, control_end)))
         return rc;
     /* all arenas, until it is published */
     if (mprotect(seg->control, l->readers_at, PROT_READ | PROT_WRITE) ||
@@ -93,6 +87,23 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
     return SHMS_OK;
 }
 
+static int create_locked(shms_segment *seg, const shms_options *options) {
+    seg->arena = options->flags & SHMS_OWNS ? SHMS_OWNER : 0;
+    int rc = shms_segment_lock(seg, SHMS_ROLE_OF_WRITER(seg->arena));
+    if (rc == SHMS_OK)
+        rc = shms_segment_have_name(seg);
+    if (rc)
+        return rc == SHMS_ENOSTORE ? SHMS_EWRITERACTIVE : rc;
+    int fd = shms_file_again(seg, SHMS_ROLE_WRITER);
+    if (fd < 0)
+        return fd;
+    rc = fill(seg, fd, options);
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return rc;
+}
+
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
@@ -101,12 +112,11 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         return rc;
     if (shms_mode_splits(options->mode))
         return SHMS_EINVAL;
-    if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL, options->flags & SHMS_MEMFD) < 0)
+    if (shms_segment_open_file(seg, O_CREAT | O_EXCL, options->flags & SHMS_MEMFD, false) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
     /* again, in the units of that file system */
     if ((rc = shms_layout_compute(&seg->layout, options, seg->unit)) || (rc = create_locked(seg, options))) {
-        if (rc != SHMS_EWRITERACTIVE) /* else a process removes the empty file, and the name may soon be another's */
-            shms_segment_unlink(seg);
+        shms_segment_unlock(seg, rc != SHMS_EWRITERACTIVE); /* else a process removes the empty file */
         shms_segment_close(seg);
         return rc;
     }

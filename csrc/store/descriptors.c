@@ -4,12 +4,16 @@
  * Forks. A child must not keep the lock of its dead parent.
  * - The page that keeps the lock has MADV_DONTFORK: the kernel copies it into no child, not even of a clone() that runs no
  *   handlers.
- * - The descriptor of that opening exists only inside shms_segment_lock, between shms_forks_stop and shms_forks_go_on, which
- *   is the mutex that a pthread_atfork handler takes. So no child of fork() copies it. A child of vfork() or clone() may,
- *   within these microseconds, until it calls exec.
+ * - The descriptor of that opening exists only inside shms_segment_lock_byte, between shms_forks_stop and
+ *   shms_forks_go_on, which is the mutex that a pthread_atfork handler takes. So no child of fork() copies it. A child of
+ *   vfork() or clone() may, within these microseconds, until it calls exec.
  * - Every open segment is on a list. In the child, the handlers close the other descriptors and mark the segments.
  * - The child never sees half a list, and starts with an empty one. A segment on the old list may lie on the stack of a
  *   thread that fork did not copy.
+ *
+ * Foreign writes. A process may have closed its standard streams, and what prints to one writes into the file that has its
+ * number. So no descriptor of a store has a number below 3, and the one that is kept is read-only: a number that foreign
+ * code has closed, and uses on, may be any. What needs to write opens the file for that moment.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -55,7 +59,7 @@ static void fork_child(void) {
         next = s->next;
         s->next = s->prev = NULL;
         atomic_store(&s->forked, 1);
-        s->lock = NULL; /* the child has no such page, and the address may be another mapping's by now */
+        s->lock = s->name = NULL; /* the child has no such page, and the address may be another mapping's by now */
         shms_file_close(s);
     }
     open_segments = NULL;
@@ -72,11 +76,44 @@ static bool by_descriptor(const shms_segment *seg) {
     return end && !seg->path[end];
 }
 
-int shms_segment_open_path(const shms_segment *seg, int flags) {
-    return open(seg->path, flags | (by_descriptor(seg) ? 0 : O_NOFOLLOW) | O_CLOEXEC, 0600);
+/* Takes the numbers of closed standard streams, and returns how many. */
+static int take_low(int *low) {
+    int n = 0;
+    for (int i = 0; i < 3; i++)
+        if (fcntl(i, F_GETFD) < 0 && (low[n] = open("/", O_PATH | O_CLOEXEC)) >= 0)
+            n++;
+    return n;
 }
 
-/* Reads which start of the host this is: 32 random bits of the kernel. Without /proc: 0. A store in memory needs none. */
+static int open_high(const char *path, int flags) {
+    int low[3], n = take_low(low), fd = open(path, flags | O_CLOEXEC, 0600), saved = errno;
+    while (n)
+        close(low[--n]);
+    errno = saved;
+    return fd;
+}
+
+int shms_segment_open_path(const shms_segment *seg, int flags) {
+    return open_high(seg->path, flags | O_NONBLOCK | (by_descriptor(seg) ? 0 : O_NOFOLLOW));
+}
+
+/* Makes memory without a name. */
+static int open_memory(const char *name) {
+    int low[3], n = take_low(low), memory = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), fd = memory;
+    char path[32];
+    if (memory >= 0) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", memory);
+        fd = open_high(path, O_RDONLY);
+        close(memory);
+    }
+    while (n)
+        close(low[--n]);
+    return fd;
+}
+
+/* Reads which start of the host this is: 32 random bits of the kernel. Without /proc, or in a container that masks that
+ * file: 0. Such a process takes stores on a disk for its own start's if others like it have made them, and no others. A
+ * store in memory needs none. */
 static bool read_boot(uint64_t *boot) {
     char id[9] = {0};
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -88,14 +125,12 @@ static bool read_boot(uint64_t *boot) {
 }
 
 /* Opens the file and adds the segment to the list. No fork can come between the two. */
-int shms_segment_open_file(shms_segment *seg, int flags, bool memfd) {
+int shms_segment_open_file(shms_segment *seg, int flags, bool memfd, bool looks) {
     struct stat st = {0};
     struct statfs fs;
     pthread_once(&fork_once, fork_register);
     shms_forks_stop();
-    seg->fd = memfd ? memfd_create(strrchr(seg->path, '/') + 1, MFD_CLOEXEC | MFD_ALLOW_SEALING)
-                    : shms_segment_open_path(seg, flags);
-    bool looks = (flags & O_ACCMODE) == O_RDONLY; /* at whatever it is; takes no part */
+    seg->fd = memfd ? open_memory(strrchr(seg->path, '/') + 1) : shms_segment_open_path(seg, O_RDONLY | flags);
     bool known = seg->fd >= 0 && fstat(seg->fd, &st) == 0 && fstatfs(seg->fd, &fs) == 0 &&
                  (looks || !shms_file_is_on_disk(&fs) || read_boot(&seg->boot));
     seg->dev = st.st_dev;

@@ -22,7 +22,8 @@ void shms_forks_stop(void);
 void shms_forks_go_on(void);
 /* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
 bool shms_file_is(const shms_segment *seg, int fd);
-/* Opens the segment's file once more, for mappings. A descriptor, or SHMS_ENOSTORE or ESYS. */
+/* Opens the segment's file once more: for an inspector to read, else to write. A descriptor above 2, or SHMS_ENOSTORE or
+ * ESYS. */
 int shms_file_again(const shms_segment *seg, int role);
 /* Stats the file that has the name, without a descriptor. So it works also for a file that may not be opened. */
 bool shms_file_stat(const shms_segment *seg, struct stat *st);

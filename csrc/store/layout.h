@@ -130,7 +130,7 @@ typedef struct shms_writer_table {
     shms_word open_leases;
     shms_word published;  /* L3, V4; every lease below it is in the table or has ended; pairs with A4 */
     shms_word small_hand; /* the same for small objects */
-    shms_word stays; /* enum shms_stays: how long the name stays; of all writers' words the largest counts */
+    shms_word stays; /* SHMS_UNTIL_CLOSED to SHMS_BEYOND_CLOSE */
     shms_word adopting; /* B1, B5: the slot that this writer pins in another's arena, + 1; pairs with W3h */
     shms_word releases; /* B5, C2: releases of other arenas' objects, stored after the zone's count */
     shms_word retirements; /* how many times shms_writer_retire was called; other writers poll it */
@@ -146,13 +146,6 @@ typedef struct shms_writer_table {
     /* D2: where the objects dropped last are; number n is in cell n % SHMS_DROPS */
     _Atomic uint32_t dropped_at[SHMS_DROPS];
 } shms_writer_table;
-
-enum shms_stays {
-    SHMS_UNTIL_CLOSED = 0,
-    SHMS_UNTIL_DEATH = 1, /* of writer 0, by the creator: the name was generated, so nobody asks for it */
-    SHMS_BEYOND_DEATH = 2, /* a caller has named it to take it over, or has closed it so that it stays */
-    SHMS_BEYOND_CLOSE = 3, /* a caller has created it or taken it over to outlive its processes */
-};
 
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
 

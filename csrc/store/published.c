@@ -106,14 +106,15 @@ int shms_segment_open(shms_segment *seg, const char *name, int role, const shms_
     int rc = shms_segment_name(seg, name);
     if (rc)
         return rc;
-    /* O_NONBLOCK: the open must return whatever kind of file has that name, also for a pipe. */
-    if (shms_segment_open_file(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK, false) < 0)
+    if (shms_segment_open_file(seg, 0, false, role == SHMS_ROLE_INSPECTOR) < 0)
         return open_failed(seg, expected);
     rc = admitted(seg, expected, false);
     if (rc == SHMS_OK)
         rc = open_mapped(seg, role, expected);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
         rc = open_unfinished(seg, role, expected);
+    if (rc == SHMS_ESYS && errno == EACCES) /* it may be read only */
+        rc = open_failed(seg, expected);
     if (rc)
         shms_segment_close(seg);
     return rc;

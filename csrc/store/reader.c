@@ -31,9 +31,9 @@ struct shms_reader {
     _Atomic uint64_t refs;
 };
 
-static int take_rank(struct shms_reader *r, bool at_once) {
+static int take_rank(struct shms_reader *r) {
     SHMS_STEP("A1");
-    int rc = shms_segment_take_rank(&r->seg, r->rank, at_once);
+    int rc = shms_segment_lock(&r->seg, (int)r->rank);
     if (rc)
         return rc;
     r->table = shms_segment_reader(&r->seg, r->rank);
@@ -54,10 +54,13 @@ int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const
         return SHMS_ENOMEM;
     r->rank = rank;
     r->finds = expected && expected->finds;
-    int rc = shms_segment_open(&r->seg, name, (int)rank, expected);
-    if (rc == SHMS_OK &&
-        ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r, expected && expected->at_once))))
-        shms_segment_close(&r->seg);
+    uint32_t turns = 0;
+    int rc;
+    do {
+        rc = shms_segment_open(&r->seg, name, (int)rank, expected);
+        if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r))))
+            shms_segment_close(&r->seg);
+    } while (rc == SHMS_ERANKINUSE && !(expected && expected->at_once) && shms_lock_again(&turns));
     if (rc) {
         free(r);
         return rc;
@@ -364,7 +367,7 @@ uint64_t shms_reader_pid(const char *name, uint32_t rank) {
     shms_segment seg = {.fd = -1};
     shms_superblock sb;
     uint64_t pid = 0;
-    if (shms_segment_name(&seg, name) || shms_segment_open_file(&seg, O_RDONLY | O_NONBLOCK, false) < 0)
+    if (shms_segment_name(&seg, name) || shms_segment_open_file(&seg, 0, false, true) < 0)
         return 0;
     if (shms_segment_read(&seg, &sb) == SHMS_OK && rank < seg.layout.n_readers &&
         pread(seg.fd, &pid, sizeof pid,

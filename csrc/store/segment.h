@@ -11,7 +11,7 @@
  * for an owner without an arena, and the byte behind it + r for rank r (docs/concepts/protocol.md). What keeps it is in
  * locks.c; another opening, `fd`, probes other processes' locks. A process that writes into an arena's data for its
  * writer, as a tier's client does, locks these bytes first. It ends when the writer dies. Until then nobody takes the
- * arena over: a successor waits for a second, then fails.
+ * arena over.
  *
  * A segment must not move in memory while it is open, because the fork handlers have its address.
  */
@@ -41,8 +41,9 @@ typedef struct shms_segment {
     uint8_t *control;
     uint8_t *all_data; /* of all arenas */
     uint64_t control_size, data_size; /* as mapped */
-    int fd;                           /* probes locks, holds none; -1: closed */
+    int fd;                           /* probes locks, holds none; read-only and above 2; negative: closed */
     void *lock;                       /* the mapped page that keeps this process's lock; NULL: no lock */
+    void *name;                       /* the same for the lock of a writer or owner that has the name */
     _Atomic int forked;               /* this process is a child of the one that opened it */
     uint64_t boot;                    /* which start of the host this is, if the file is on a disk */
     uint64_t unit;                    /* of sizes and mappings: a page, or on hugetlbfs one of its own */
@@ -55,13 +56,13 @@ typedef struct shms_segment {
 /* Sets the path. SHMS_EINVAL: empty, too long, `.` or `..`, or a path that does not start at the root. */
 int shms_segment_name(shms_segment *seg, const char *name);
 
-/* Opens the file of that name, and no symbolic link. -1 and errno */
+/* Opens the file of that name, and no symbolic link, as a descriptor above 2. -1 and errno */
 int shms_segment_open_path(const shms_segment *seg, int flags);
 /* Opens the file of that name, or makes memory without one, and notes its device and inode. A forked child does not keep the
  * descriptor. What is opened later, by way of a descriptor, is an opening of its own, so the locks of who passed the
  * descriptor and who got it exclude each other. -1 and errno: not opened, and needs no _close; EOPNOTSUPP: no
- * store can be on that file system, though one can be looked at (O_RDONLY). */
-int shms_segment_open_file(shms_segment *seg, int flags, bool memfd);
+ * store can be on that file system, though a caller that `looks` may see one there. */
+int shms_segment_open_file(shms_segment *seg, int flags, bool memfd, bool looks);
 
 /* Creates a segment, maps it as its writer and takes the writer's lock. No process can open it before _publish. After
  * an error, nothing is left in memory or in the file system. */
@@ -92,27 +93,32 @@ int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
  * or NULL and errno. */
 char *shms_segment_map_private(const shms_segment *seg, const char *at, uint64_t size, void **map, uint64_t *map_size);
 
+/* Locks a byte of the file, on an opening of its own. Returns the page that keeps the lock, until munmap of `unit` bytes,
+ * and that no child inherits; or NULL and errno. EAGAIN: a process has it. ENOENT: the name is no longer this segment's. */
+void *shms_segment_lock_byte(const shms_segment *seg, uint64_t at);
 /* Takes the role's lock. SHMS_EWRITERACTIVE or SHMS_ERANKINUSE if a process holds it. SHMS_ENOSTORE if the name no
  * longer names this segment. */
 int shms_segment_lock(shms_segment *seg, int role);
-/* The same for a rank. Unless `at_once`, it waits up to a second for the lock of a process that has ended. */
-int shms_segment_take_rank(shms_segment *seg, uint32_t rank, bool at_once);
 /* Takes the lock of an arena, or of the first that is free (SHMS_ANY_ARENA), and makes the arena writable. Passes by the
  * arenas whose bits are set in `without`. */
 int shms_segment_take(shms_segment *seg, int arena, uint64_t without);
 /* Does a process hold the role's lock? Takes about 0.4 us, or 0.6 us if the lock is free. In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
-/* Releases the lock, and stops probing others; with `unlinks`, not 0, removes the name between the two, as
- * _unlink_last. Idempotent. */
+/* Has the name from now on, until _unlock. The last step of a call that makes a writer or an owner. SHMS_ENOSTORE: it was
+ * removed meanwhile. SHMS_EWRITERACTIVE: a process that was stopped is removing it. */
+int shms_segment_have_name(shms_segment *seg);
+/* Does a writer or the owner have the name? */
+bool shms_segment_is_had(const shms_segment *seg);
+/* Between these two nobody else gets the name, or removes it. False: a process was stopped between them. */
+bool shms_segment_stop_names(const shms_segment *seg);
+void shms_segment_names_go_on(const shms_segment *seg);
+/* Releases the locks, and stops probing others; errno stays. With `unlinks`, not 0, removes the name first, unless a
+ * writer or the owner has it; with SHMS_AS_RECORDED in the place of 1, unless a writer's `stays` says so. Idempotent. */
 void shms_segment_unlock(shms_segment *seg, int unlinks);
 /* Does the name still name this segment? Needs no descriptor. */
 bool shms_segment_named(const shms_segment *seg);
-/* Removes the name, if it still names this segment. */
+/* Removes the name, if it still names this segment. Call it after _stop_names. */
 void shms_segment_unlink(const shms_segment *seg);
-/* The same, unless a writer or the owner lives: another one, or any if this one has unlocked. False: one lives. Of
- * writers that close at the same time, each trying before and after it unlocks, the last one removes the name. With
- * SHMS_AS_RECORDED in the place of 1, the name stays if a writer's `stays` says so. */
-bool shms_segment_unlink_last(shms_segment *seg, int unlinks);
 /* Does any writer, or the owner, hold its lock? */
 bool shms_segment_written(const shms_segment *seg);
 void shms_segment_close(shms_segment *seg); /* unlocks, unmaps; errno stays */

@@ -23,7 +23,8 @@
  * sets `*out` and `*payload` to NULL, and leaves the bytes of `ref`. A writer or reader that is NULL counts as closed.
  * Where another argument is NULL, the code is SHMS_EINVAL, but `expected` may be, and so may bytes of length 0.
  *
- * WAITING. No call waits for a reader, for room or for a store to come: make it again after a while.
+ * WAITING. No call waits for a reader, for room or for a store to come: make it again after a while. A call that needs a
+ * lock which another process has tries for 100 ms, since a process that was killed has its locks for some milliseconds.
  *
  * THREADS. Every function may be called from any thread. But shms_*_free must come after every other call on the handle
  * has returned.
@@ -133,8 +134,7 @@ typedef struct shms_expected {
     uint32_t n_readers; /* 0: any number */
     uint32_t end_leases; /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
     uint32_t finds; /* 1: the reader only finds, so no lease waits for it */
-    uint32_t
-        at_once; /* 1: the rank of a process that has just ended may still be in use; 0: wait for it, a second at most */
+    uint32_t at_once; /* 1: the rank of a process that has just ended may still be in use; 0: try for 100 ms */
     const shms_options *options; /* those it was created with, but for flags of the call; NULL: any */
     uint64_t *needed; /* out, or NULL: the bytes to reserve, after SHMS_ENOSPC */
     uint64_t reserved[4]; /* 0 */

@@ -127,5 +127,11 @@ int shms_segment_reserve(const shms_segment *seg, uint64_t *needed) {
      * other arenas are being reserved, the kernel refuses. */
     if (shms_exceeds_free_space(seg->fd, lacks(seg, arenas | own)))
         return SHMS_ENOSPC;
-    return shms_file_reserve(seg->fd, l->data_at + seg->arena * l->data_stride, l->data_stride);
+    int fd = shms_file_again(seg, SHMS_ROLE_WRITER);
+    if (fd < 0)
+        return fd;
+    int rc = shms_file_reserve(fd, l->data_at + seg->arena * l->data_stride, l->data_stride), saved = errno;
+    close(fd);
+    errno = saved;
+    return rc;
 }

@@ -224,8 +224,8 @@ static int build(struct shms_writer *w, bool keep_leases) {
     return SHMS_OK;
 }
 
-/* Records that the name stays longer. The writer that closes last reads it, when it has the locks of all. */
-static void stay(struct shms_writer *w, enum shms_stays how) {
+/* Records that the name stays longer. The writer that closes last reads it, when no other has the name. */
+static void stay(struct shms_writer *w, int how) {
     if (shms_get(&w->seg.writer->stays) < (uint64_t)how)
         shms_set(&w->seg.writer->stays, how);
 }
@@ -260,8 +260,6 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         w->damaged = damaged->arenas;
         if ((rc = shms_segment_is(&w->seg, expected)) == SHMS_OK)
             rc = shms_segment_take(&w->seg, arena, w->damaged | damaged->no_room);
-        if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer has unlinked it in the meantime */
-            rc = SHMS_ENOSTORE;
         if (rc == SHMS_OK)
             rc = shms_segment_reserve(&w->seg, expected ? expected->needed : NULL);
         if (rc == SHMS_OK) {
@@ -279,8 +277,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
             damaged->arenas |= UINT64_C(1) << w->seg.arena;
         if (rc == SHMS_ENOSPC)
             damaged->no_room |= UINT64_C(1) << w->seg.arena;
-        if (options)
-            shms_segment_unlink(&w->seg);
+        shms_segment_unlock(&w->seg, options != NULL);
         shms_segment_close(&w->seg);
         free(w->kinds.next);
         free(w->memory);
@@ -305,21 +302,32 @@ int shms_writer_create(shms_writer **out, const char *name, const shms_options *
     return options ? start(out, name, options, 0, NULL, &(damage){0}) : SHMS_EINVAL;
 }
 
-int shms_writer_recover(shms_writer **out, const char *name, const shms_expected *expected) {
-    return start(out, name, NULL, 0, expected, &(damage){0});
-}
-
-int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected) {
+int shms_writer_take(shms_writer **out, const char *name, int arena, const shms_expected *expected) {
     damage damaged = {0}, before;
+    uint32_t turns = 0;
     int rc;
     do { /* again without an arena that turned out to be damaged, or to have no room */
         before = damaged;
         rc = start(out, name, NULL, arena, expected, &damaged);
-    } while ((rc == SHMS_ECORRUPT || rc == SHMS_ENOSPC) && arena == SHMS_ANY_ARENA &&
-             memcmp(&before, &damaged, sizeof before));
+    } while (((rc == SHMS_ECORRUPT || rc == SHMS_ENOSPC) && arena == SHMS_ANY_ARENA &&
+              memcmp(&before, &damaged, sizeof before)) ||
+             (rc == SHMS_EWRITERACTIVE && shms_lock_again(&turns)));
     if (rc == SHMS_EWRITERACTIVE && damaged.no_room)
         return SHMS_ENOSPC;
     return rc == SHMS_EWRITERACTIVE && damaged.arenas ? SHMS_ECORRUPT : rc;
+}
+
+int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected) {
+    int rc = shms_writer_take(out, name, arena, expected);
+    if (rc == SHMS_OK && (rc = shms_writer_stay(*out, SHMS_UNTIL_CLOSED))) {
+        shms_writer_free(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+int shms_writer_recover(shms_writer **out, const char *name, const shms_expected *expected) {
+    return shms_writer_join(out, name, 0, expected);
 }
 
 static int end(struct shms_writer *w, int unlinks, bool stays) {
@@ -330,10 +338,9 @@ static int end(struct shms_writer *w, int unlinks, bool stays) {
     shms_room_made(w);
     if (stays && !has_no_arena(w))
         stay(w, SHMS_BEYOND_DEATH);
-    /* under the lock, so no successor has it yet */
-    w->unlinks = unlinks && !shms_segment_unlink_last(&w->seg, unlinks) ? unlinks : 0;
+    w->unlinks = unlinks;
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
-        shms_segment_unlock(&w->seg, w->unlinks);
+        shms_segment_unlock(&w->seg, unlinks);
     return shms_writer_leave_place(w, SHMS_OK);
 }
 
@@ -343,12 +350,15 @@ int shms_writer_close(shms_writer *w, int unlink) {
     return end(w, unlink == SHMS_AS_IT_WAS ? 0 : unlink, unlink == 0);
 }
 
-int shms_writer_stay(shms_writer *w, int beyond_close) {
+int shms_writer_stay(shms_writer *w, int how) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
-    stay(w, beyond_close ? SHMS_BEYOND_CLOSE : SHMS_BEYOND_DEATH);
-    return shms_writer_leave(w, SHMS_OK);
+    if (!w->seg.name)
+        rc = shms_segment_have_name(&w->seg);
+    if (rc == SHMS_OK)
+        stay(w, how);
+    return shms_writer_leave(w, rc);
 }
 
 void shms_writer_free(shms_writer *w) {

@@ -54,7 +54,7 @@ struct shms_writer {
     _Atomic uint32_t handovers;  /* how many times one of these has taken it */
     _Atomic uint32_t returning; /* puts that have let another thread go first and want the mutex back */
     bool closed;
-    int unlinks; /* not 0: closed, and removes the name once it has unlocked, as shms_segment_unlink_last */
+    int unlinks; /* of shms_segment_unlock, once closed */
     shms_ring ring;
     shms_zones zones;
     shms_peer *peers;       /* the ranks, then the writers */

@@ -70,6 +70,17 @@ def remove(name: str, device: int, inode: int, size: int, force: bool) -> None:
     require(lib.shms_segment_remove(os.fsencode(name), device, inode, size, force))
 
 
+class Turns:
+    """The turns of a call that is refused because a process has a lock: one that was killed has it for milliseconds."""
+
+    def __init__(self) -> None:
+        self._turns = ffi.new("uint32_t *")
+
+    def again(self) -> bool:
+        """Wait a millisecond; return whether to make the call again, as shms_lock_again."""
+        return bool(lib.shms_lock_again(self._turns))
+
+
 def crc32c(*pieces: Any) -> int:
     """Return the CRC-32C of buffers in a row."""
     crc = 0

@@ -57,6 +57,9 @@ NO_STORE: int = lib.SHMS_ENOSTORE
 CREATING: int = lib.SHMS_ECREATING
 OTHER_RANKS: int = lib.SHMS_ERANKS
 OTHER_OPTIONS: int = lib.SHMS_EOPTIONS
+UNTIL_CLOSED: int = lib.SHMS_UNTIL_CLOSED
+BEYOND_DEATH: int = lib.SHMS_BEYOND_DEATH
+BEYOND_CLOSE: int = lib.SHMS_BEYOND_CLOSE
 EPHEMERAL: int = lib.SHMS_EPHEMERAL
 OUTLIVES: int = lib.SHMS_OUTLIVES
 OWNS: int = lib.SHMS_OWNS
@@ -189,16 +192,13 @@ class Writer:
         """Take over the segment, or the arena, of a writer that is dead or closed, if it is as expected.
 
         ANY_STORE, 0 ranks, OWN_UID and no options accept every store of the caller's own. ANY_ARENA takes the first
-        that has no living writer.
+        that has no living writer. Until `stay` the name may go.
         """
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         packed = ffi.NULL if options is None else _packed(options)
         expected = _expected(store_id, n_readers, allow_uid, packed, not keep_leases)
         expected.needed = needed = _new("uint64_t *")
-        if arena is None:
-            code = lib.shms_writer_recover(box, os.fsencode(name), expected)
-        else:
-            code = lib.shms_writer_join(box, os.fsencode(name), arena, expected)
+        code = lib.shms_writer_take(box, os.fsencode(name), arena or 0, expected)
         if code == lib.SHMS_ENOSPC:
             if name.startswith("/proc/self/fd/"):  # which is a link to the file
                 raise no_space(needed[0], os.path.dirname(os.path.realpath(name)), at=name)
@@ -218,9 +218,12 @@ class Writer:
                 self._w, self._hold = handle, hold
                 fail(code)
 
-    def stay(self, beyond_close: bool) -> None:
-        """Record that the name stays when the last writer dies, or also when it closes."""
-        require(lib.shms_writer_stay(self._w, beyond_close))
+    def stay(self, how: int) -> None:
+        """Have the name stay, and record for how long: UNTIL_CLOSED, BEYOND_DEATH or BEYOND_CLOSE.
+
+        StoreNotFoundError if it has gone.
+        """
+        require(lib.shms_writer_stay(self._w, how))
 
     def batch(self) -> Batch:
         """Return an empty batch: the spare one, or a new one if another thread or a signal handler has it."""
@@ -381,7 +384,7 @@ class Reader:
     ) -> Self:
         """Attach as `rank`, if it is as expected; see `Writer.recover`. No lease expects a rank that only `finds`.
 
-        Waits up to a second for the rank of a process that has ended, unless `at_once`.
+        Tries for 100 ms while a process has the rank, unless `at_once`.
         """
         box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
         expected = _expected(store_id, n_readers, allow_uid, finds=finds, at_once=at_once)

@@ -79,6 +79,21 @@ def _info(file: SegmentFile, verdicts: Verdicts | None, allow_uid: int | None) -
     return SegmentInfo(**{field.name: getattr(file, field.name) for field in fields(file)}, facts=facts)
 
 
+def settled(segments: list[SegmentInfo]) -> list[SegmentInfo]:
+    """Return them as they are some milliseconds later: a process that was killed just now still has its locks."""
+    turns = native.Turns()
+    return [_settled(info, turns) for info in segments]
+
+
+def _settled(info: SegmentInfo, turns: native.Turns) -> SegmentInfo:
+    file: SegmentFile = info
+    with suppress(ShmStoreError, OSError):  # it has gone meanwhile
+        while (file.writer_alive or file.ranks_alive) and turns.again():
+            file = classify(info.place)
+        return info if file is info else look_at(info.name, dir=info.dir)
+    return info
+
+
 def remove_segment(info: SegmentInfo, *, force: bool = False) -> None:
     """Remove the name of a segment whose writer is dead; processes that map its pages keep them.
 

@@ -268,12 +268,15 @@ class Openable(Closable):
                 _log.debug("joined store %s as writer %d", name, made.index)
             if options is not None and (differ := diagnostics.differences(writer.options._asdict(), options)):
                 _log.warning("accepted store %s, which has other options: %s", name, ", ".join(differ))
-            outlives = options is not None and bool(options.flags & native.OUTLIVES)
-            if outlives or arena is None:  # last, since it is for good
-                writer.stay(outlives)
+            how = native.UNTIL_CLOSED if arena is not None else native.BEYOND_DEATH
+            if options is not None and options.flags & native.OUTLIVES:
+                how = native.BEYOND_CLOSE
+            writer.stay(how)  # last, since it is for good
             return made  # as in `create`
-        except BaseException:
+        except BaseException as error:
             writer.close(native.AS_IT_WAS)  # another call can recover it
+            if isinstance(error, StoreNotFoundError):
+                raise diagnostics.not_found(error, name) from None
             raise
 
     @classmethod

@@ -115,8 +115,10 @@ def make_room(
     ForeignStoreError; StoreSpaceError if there is no room for its successor; and `error` if the file must stay: with
     `keep`, if a writer lives and the other arenas are damaged, and a file that has contents and is not a store.
     """
+    turns = native.Turns()
     with suppress(StoreNotFoundError):
-        file = classify(place)
+        while (file := classify(place)).writer_alive and turns.again():
+            pass
         if seen is None or (file.device, file.inode) != (seen.st_dev, seen.st_ino):
             return  # another writer of the store was faster
         if file.owner_uid != os.geteuid():

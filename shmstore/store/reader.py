@@ -11,6 +11,7 @@ import numpy as np
 from shmstore.bindings import store as native
 from shmstore.bindings.claims import Claims
 from shmstore.bindings.hidden import hidden
+from shmstore.bindings.inspect import Turns
 from shmstore.device import HostMemory, device_of, finish, require_cuda, upload
 from shmstore.errors import (
     DeviceError,
@@ -100,16 +101,16 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         writer's.
         If a rank attaches again, older leases do not expect it. The store must be this user's and closed to others;
         with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError, ValueError for a rank out
-        of range, and RankInUseError while a process (or a view of a closed reader) has the rank, after up to a second
-        if that process has ended or `rank` is None. Raises ForeignStoreError, LayoutMismatchError or CorruptStoreError
-        if it is not an intact store, or not the store of the handle; SharedMemoryError if shared memory cannot be used.
+        of range, and RankInUseError if a process (or a view of a closed reader) has the rank for 100 ms. Raises
+        ForeignStoreError, LayoutMismatchError or CorruptStoreError if it is not an intact store, or not the store of
+        the handle; SharedMemoryError if shared memory cannot be used.
         """
         wait = None if wait is None else seconds_of("wait", wait)
         place, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
         number = 0 if rank is None else int_of("rank", rank, 0, native.MAX_READERS - 1)
-        end = time.monotonic() + 1  # as long as the core waits for the rank of a process that has ended
+        turns = Turns()
         while True:
             attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, rank is None)
             try:
@@ -119,9 +120,8 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                     number += 1
                     continue
                 if rank is None and number and type(error) is ValueError:  # there is no rank of this number
-                    if time.monotonic() > end:
+                    if not turns.again():
                         raise diagnostics.all_in_use(place, number) from None
-                    time.sleep(0.01)
                     number = 0
                     continue
                 said = diagnostics.not_opened(error, place, "rank", number, ranks=ranks, allow_uid=uid, waited=wait)

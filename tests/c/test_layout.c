@@ -359,17 +359,19 @@ static void an_unfinished_creation_by(int role) {
     shms_writer *w;
     shms_reader *r;
     CHECK_EQ(SHMS_OK, shms_segment_name(&creator, name));
-    CHECK(shms_segment_open_file(&creator, O_RDWR | O_CREAT | O_EXCL, false) >= 0);
+    CHECK(shms_segment_open_file(&creator, O_CREAT | O_EXCL, false, false) >= 0);
+    int fd = shms_segment_open_path(&creator, O_RDWR);
     CHECK_EQ(SHMS_OK, shms_segment_lock(&creator, role));
     for (off_t size = 0; size <= 8192; size += 4096) {
-        CHECK(ftruncate(creator.fd, size) == 0);
+        CHECK(ftruncate(fd, size) == 0);
         CHECK_EQ(SHMS_ECREATING, shms_reader_attach(&r, name, 0, NULL));
         CHECK_EQ(role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ECREATING, shms_writer_recover(&w, name, NULL));
     }
     shms_word stamp = shms_layout_stamp() + 1; /* finished, and of another version */
-    CHECK(pwrite(creator.fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) == sizeof stamp);
+    CHECK(pwrite(fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) == sizeof stamp);
     CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name, NULL));
+    close(fd);
     shms_segment_unlink(&creator);
     shms_segment_close(&creator);
 }

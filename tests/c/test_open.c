@@ -3,6 +3,7 @@
  * and a removal.
  */
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -107,7 +108,7 @@ TEST(no_store_is_created_that_others_may_only_read_or_only_write) {
     CHECK_EQ(0, store_names_left());
 }
 
-/* The library's calls come here: a file that is to be created is locked at once, as by a process that removes it; one
+/* The library's calls come here: of a file that is to be created the names are stopped at once, as by who removes it; one
  * that is opened has gone before the next call; or it may not be opened. */
 static int remover = -1;
 static bool removing, denied;
@@ -123,9 +124,8 @@ int open(const char *path, int flags, ...) {
     }
     int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0600);
     if (removing && fd >= 0 && flags & O_EXCL) {
-        struct flock writer = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
-        remover = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
-        CHECK(remover >= 0 && fcntl(remover, F_OFD_SETLK, &writer) == 0);
+        remover = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+        CHECK(remover >= 0 && flock(remover, LOCK_EX) == 0);
     }
     if (goes && opened_before-- == 0) {
         CHECK_EQ(0, shm_unlink(goes));

@@ -1,6 +1,7 @@
 /* test_stays.c - how long a store's name stays: what closing does to it, and an owner without an arena. */
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include "inspect/inspect.h"
 #include "support.h"
@@ -26,7 +27,7 @@ static shms_writer *join(uint32_t n_writers, uint32_t flags) {
     shms_writer *w;
     CHECK_EQ(SHMS_OK, shms_writer_join(&w, name, SHMS_ANY_ARENA, &e));
     if (flags & SHMS_OUTLIVES)
-        CHECK_EQ(SHMS_OK, shms_writer_stay(w, 1));
+        CHECK_EQ(SHMS_OK, shms_writer_stay(w, SHMS_BEYOND_CLOSE));
     return w;
 }
 
@@ -110,21 +111,47 @@ TEST(an_owner_may_write_no_arena) {
 }
 
 static shms_writer *came;
-static void join_now(const char *label) {
+static pthread_t beside;
+static void *join_one(void *_) {
+    came = join(1, 0);
+    return _;
+}
+static void *close_one(void *_) {
+    close_as(came, SHMS_AS_RECORDED);
+    return _;
+}
+static void *(*acts)(void *);
+static void act_at_removal(const char *label) {
     if (!strcmp(label, "remove")) {
         shms_step_hook = NULL;
-        came = join(1, 0);
+        CHECK_EQ(0, pthread_create(&beside, NULL, acts, NULL));
+        usleep(20000);
     }
+}
+/* A removal that is refused, and what a thread does meanwhile. */
+static void is_not_removed(int rc, void *(*act)(void *)) {
+    shms_probe p = probe();
+    shms_step_hook = act_at_removal;
+    acts = act;
+    CHECK_EQ(rc, shms_segment_remove(name, p.device, p.inode, p.size, 0));
+    CHECK_EQ(0, pthread_join(beside, NULL));
 }
 
 TEST(a_removal_that_is_refused_stops_no_writer_from_joining) {
     shms_writer *owner = create(1, SHMS_OWNS);
-    shms_probe p = probe();
-    shms_step_hook = join_now;
-    CHECK_EQ(SHMS_EWRITERACTIVE, shms_segment_remove(name, p.device, p.inode, p.size, 0));
+    is_not_removed(SHMS_EWRITERACTIVE, join_one);
     close_as(came, SHMS_AS_RECORDED);
     close_as(owner, SHMS_AS_RECORDED);
     CHECK(!there());
+}
+
+TEST(a_writer_that_closes_beside_a_removal_that_is_refused_removes_the_name) {
+    shms_reader *r;
+    came = create(2, 0);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
+    is_not_removed(SHMS_ENOSTORE, close_one); /* when it tries again */
+    CHECK(!there());
+    shms_reader_free(r);
 }
 
 static void finish_now(const char *label) {
@@ -195,18 +222,64 @@ TEST(a_copy_of_an_ephemeral_store_is_one_as_far_as_its_writers_say_so) {
     close_as(w, SHMS_AS_RECORDED);
 }
 
-static void close_now(const char *label) {
-    if (!strcmp(label, "refused")) {
-        shms_step_hook = NULL;
-        close_as(came, SHMS_AS_RECORDED);
-        CHECK(there()); /* the removal has a lock, so this one was not the last */
+/* These calls of libc wait, or have another writer close: what gives a lock back, what removes a name, and what reserves. */
+static _Thread_local bool waits;
+static _Atomic bool waiting, goes_on;
+int munmap(void *at, size_t size) {
+    int rc = (int)syscall(SYS_munmap, at, size);
+    if (waits) {
+        waits = false;
+        waiting = true;
+        while (!goes_on)
+            usleep(100);
     }
+    return rc;
+}
+static bool beside_removal, no_room;
+int unlink(const char *path) {
+    if (beside_removal) {
+        shms_options o = options(1, 0);
+        beside_removal = false;
+        goes_on = true;
+        CHECK_EQ(0, pthread_join(beside, NULL));
+        if (shms_writer_create(&came, name, &o) != SHMS_OK)
+            came = NULL;
+    }
+    return (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+}
+int fallocate(int fd, int mode, off_t at, off_t size) {
+    if (no_room) {
+        close_one(NULL);
+        errno = ENOSPC;
+        return -1;
+    }
+    return (int)syscall(SYS_fallocate, fd, mode, at, size);
 }
 
-TEST(a_writer_that_closes_beside_a_removal_and_the_removal_leave_no_name) {
+static void *close_slowly(void *w) {
+    waits = true;
+    close_as(w, SHMS_AS_RECORDED);
+    return NULL;
+}
+
+TEST(two_that_close_at_once_leave_the_next_store_of_that_name_alone) {
+    shms_writer *first = create(2, 0), *second = join(2, 0);
+    CHECK_EQ(0, pthread_create(&beside, NULL, close_slowly, first));
+    while (!waiting)
+        usleep(100);
+    beside_removal = true;
+    close_as(second, SHMS_AS_RECORDED);
+    CHECK(!beside_removal);
+    CHECK_EQ(came != NULL, there());
+    if (came)
+        close_as(came, 1);
+}
+
+TEST(a_join_that_fails_leaves_the_name_to_the_last_that_closes) {
     came = create(2, 0);
-    shms_probe p = probe();
-    shms_step_hook = close_now;
-    CHECK_EQ(SHMS_OK, shms_segment_remove(name, p.device, p.inode, p.size, 0));
+    shms_writer *w;
+    no_room = true;
+    CHECK_EQ(SHMS_ENOSPC, shms_writer_join(&w, name, 1, NULL));
+    no_room = false;
     CHECK(!there());
 }

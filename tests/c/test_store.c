@@ -222,7 +222,7 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_validate(h, ref, NULL, 0));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_extra(h, ref, NULL, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel_all(h));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_stay(h, 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_stay(h, SHMS_BEYOND_CLOSE));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_kind(h, "kind", 4));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_kinds(h, (shms_kind_info[SHMS_KINDS]){0}));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_quota(h, 0, 1));

@@ -31,7 +31,7 @@ int __wrap_shms_segment_open(shms_segment *seg, const char *name, int role, cons
         return __real_shms_segment_open(seg, name, role, expected);
     *seg = w->seg;
     seg->lock = NULL;
-    CHECK(shms_segment_open_file(seg, O_RDWR, false) >= 0);
+    CHECK(shms_segment_open_file(seg, 0, false, false) >= 0);
     CHECK(mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) == 0);
     return SHMS_OK;
 }

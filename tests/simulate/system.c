@@ -41,6 +41,10 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
     *out = (struct timespec){.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
     return 0;
 }
+int nanosleep(const struct timespec *time, struct timespec *left) {
+    (void)time, (void)left;
+    return 0;
+}
 ssize_t getrandom(void *out, size_t size, unsigned flags) {
     (void)flags;
     for (size_t i = 0; i < size; i++)

@@ -5,6 +5,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,12 @@ from shmstore import (
     StoreHandle,
     StoreNotFoundError,
 )
+from shmstore.cli.main import main
 from shmstore.multimodal import ShmObjectStoreReceiverCache
-from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor
+from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, segments
 
 OPTIONS: dict[str, Any] = {"capacity": 64 * 1024, "n_readers": 2}
+LARGE: dict[str, Any] = OPTIONS | {"capacity": 128 << 20}
 VALUE = random_tensor(1, 5000)
 
 
@@ -189,3 +194,54 @@ def test_who_waits_needs_no_inotify_instance(stores: Stores, name: str) -> None:
     finally:
         for fd in taken:
             os.close(fd)
+
+
+# ---- a process that was killed just now
+
+
+@contextmanager
+def killed_just_now(name: str) -> Iterator[None]:
+    """Kill a writer and rank; the block begins while the kernel still takes apart what it has mapped."""
+
+    def have(ready: Signal) -> None:
+        writer = ObjectStoreWriter.create(name, **LARGE, prefault=True)
+        with ObjectStoreReader.attach(writer.handle):
+            ready.send()
+            signal.pause()
+
+    ready = Signal()
+    child = Child(have, ready)
+    try:
+        ready.wait()
+        child.signal(signal.SIGKILL)
+        yield
+    finally:
+        child.kill()
+        ready.close()
+
+
+def collect(name: str) -> None:
+    assert 0 == main(["gc", name, "--yes", "--force"])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda name: ObjectStoreWriter.open(name, **LARGE),
+        lambda name: ObjectStoreWriter.open(name, **OPTIONS),
+        ObjectStoreWriter.recover,
+        ObjectStoreWriter.join,
+        ObjectStoreReader.attach,
+        partial(ObjectStoreReader.attach, rank=None, n_readers=2),
+        ObjectStoreWriter.unlink,
+        collect,
+    ],
+    ids=["open", "open other", "recover", "join", "attach", "attach any", "unlink", "gc"],
+)
+def test_what_a_killed_process_had_is_free_at_once(stores: Stores, name: str, call: Callable[[str], Any]) -> None:
+    with killed_just_now(name):
+        got = call(name)
+    if got is not None:
+        stores.keep(got)
+    else:
+        assert name not in segments()

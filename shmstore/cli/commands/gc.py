@@ -10,7 +10,7 @@ from shmstore.cli.commands.tables import cell, make_console, make_table
 from shmstore.errors import ShmStoreError
 from shmstore.files import holders
 from shmstore.inspect.records import SegmentInfo
-from shmstore.inspect.segments import find_segments, look_at, remove_segment
+from shmstore.inspect.segments import find_segments, look_at, remove_segment, settled
 
 _RECOVERABLE = "could be recovered"
 _RECOVERABLE_ELSEWHERE = "another version may recover it"
@@ -64,8 +64,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _segments(arguments: argparse.Namespace) -> list[SegmentInfo]:
     if arguments.names:
-        return [look_at(name, dir=arguments.dir) for name in arguments.names]
-    return find_segments(dir=arguments.dir)
+        segments = [look_at(name, dir=arguments.dir) for name in arguments.names]
+    else:
+        segments = find_segments(dir=arguments.dir)
+    return settled(segments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
