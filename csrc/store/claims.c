@@ -5,134 +5,80 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include "file.h"
 #include "index.h"
-#include "segment.h"
 
 #define BYTES_AT (UINT64_C(1) << 61) /* behind the end of any file */
 
-struct shms_claims {
-    shms_segment file; /* opened and not mapped; a forked child does not keep it */
-    uint64_t seed;
-    pthread_mutex_t mutex; /* of the rest */
-    uint32_t refs;         /* the handle and the claims */
-    uint32_t n;
-    struct {
-        uint64_t byte, thread;
-    } table[SHMS_MAX_CLAIMS];
-};
+/* The claims of this process that have a byte: which thread has taken each, and in which process, as shms_forks says.
+ * A cell of a parent's is free, like one of 0. */
+static _Atomic uint64_t takers[SHMS_MAX_CLAIMS];
 
-static bool forked(const struct shms_claims *c) { return atomic_load_explicit(&c->file.forked, memory_order_relaxed); }
+static uint64_t taker(uint32_t thread) { return (uint64_t)shms_forks() << 32 | thread; }
 
-static uint64_t byte_of(const struct shms_claims *c, const char *key, uint32_t key_len) {
-    return BYTES_AT + (shms_hash_key(c->seed, key, key_len) & (BYTES_AT / 2 - 1));
-}
-
-static int lock(const struct shms_claims *c, int what, int type, uint64_t byte) {
-    struct flock fl = {.l_type = (short)type, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
-    int rc = fcntl(c->file.fd, what, &fl);
-    return what == F_OFD_GETLK && rc == 0 ? fl.l_type != F_UNLCK : rc;
-}
-
-/* Where in the table a byte is, or n. The mutex is held. */
-static uint32_t place_of(const struct shms_claims *c, uint64_t byte) {
-    uint32_t i = 0;
-    while (i < c->n && c->table[i].byte != byte)
-        i++;
-    return i;
-}
-
-int shms_claims_open(shms_claims **out, const char *name, uint64_t store) {
-    struct shms_claims *c = calloc(1, sizeof *c);
-    if (!c)
-        return SHMS_ENOMEM;
-    c->refs = 1;
-    c->file.fd = -1;
-    pthread_mutex_init(&c->mutex, NULL);
-    shms_superblock sb = {0};
-    if (shms_segment_name(&c->file, name) == SHMS_OK && shms_segment_open_file(&c->file, O_RDWR, false, false) >= 0 &&
-        (pread(c->file.fd, &sb, sizeof sb, 0) != sizeof sb || sb.store != store))
-        shms_segment_close(&c->file); /* another store's by now */
-    c->seed = sb.secret;
-    *out = c;
-    return SHMS_OK;
-}
-
-static void unref(struct shms_claims *c) {
-    pthread_mutex_lock(&c->mutex);
-    bool last = --c->refs == 0;
-    pthread_mutex_unlock(&c->mutex);
-    if (!last)
-        return;
-    shms_segment_close(&c->file);
-    pthread_mutex_destroy(&c->mutex);
-    free(c);
-}
-
-void shms_claims_drop(shms_claims **c) {
-    if (*c && !forked(*c)) /* in a forked child, another thread of the parent may have had the mutex */
-        unref(*c);
-    *c = NULL;
-}
-
-int shms_claim_take(shms_claims *c, uint64_t thread, const char *key, uint32_t key_len, shms_claim *out) {
-    if (forked(c))
-        return SHMS_EFORKED;
-    uint64_t byte = byte_of(c, key, key_len);
-    pthread_mutex_lock(&c->mutex);
-    bool granted = place_of(c, byte) == c->n;
-    if (granted && c->n == SHMS_MAX_CLAIMS) {
-        granted = lock(c, F_OFD_GETLK, F_RDLCK, byte) != 1;
-        byte = 0;
-    } else if (granted && lock(c, F_OFD_SETLK, F_WRLCK, byte) == 0) {
-        c->table[c->n].byte = byte;
-        c->table[c->n++].thread = thread;
-    } else if (granted) {
-        granted = errno != EAGAIN; /* else another process has it */
-        byte = 0;
+static uint32_t take_cell(uint64_t by) {
+    for (uint32_t i = 0; i < SHMS_MAX_CLAIMS; i++) {
+        uint64_t seen = atomic_load(&takers[i]);
+        if ((seen == 0 || seen >> 32 != by >> 32) && atomic_compare_exchange_strong(&takers[i], &seen, by))
+            return i;
     }
-    if (granted) {
-        *out = (shms_claim){c, byte};
-        c->refs++;
+    return SHMS_MAX_CLAIMS;
+}
+
+static uint64_t byte_of(const shms_segment *seg, const char *key, uint32_t key_len) {
+    return BYTES_AT + (shms_hash_key(seg->sb->secret, key, key_len) & (BYTES_AT / 2 - 1));
+}
+
+int shms_claim_take(const shms_segment *seg, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out) {
+    if (shms_claimed(seg, key, key_len)) /* at the cost of one call */
+        return 0;
+    uint32_t cell = take_cell(taker(thread));
+    if (cell == SHMS_MAX_CLAIMS)
+        return 1;
+    void *page = shms_segment_lock_byte(seg, byte_of(seg, key, key_len));
+    if (page) {
+        *out = (shms_claim){.page = page, .unit = seg->unit, .cell = cell, .forks = shms_forks()};
+        return 1;
     }
-    pthread_mutex_unlock(&c->mutex);
+    bool granted = errno != EAGAIN; /* else a process has it */
+    atomic_store(&takers[cell], 0);
     return granted;
 }
 
 void shms_claim_end(shms_claim *claim) {
-    struct shms_claims *c = __atomic_exchange_n(&claim->of, NULL, __ATOMIC_ACQ_REL);
-    if (!c || forked(c))
+    void *page = __atomic_exchange_n(&claim->page, NULL, __ATOMIC_ACQ_REL);
+    if (!page || claim->forks != shms_forks()) /* a child has no such page */
         return;
-    pthread_mutex_lock(&c->mutex);
-    uint32_t at = claim->byte ? place_of(c, claim->byte) : c->n;
-    if (at < c->n) {
-        lock(c, F_OFD_SETLK, F_UNLCK, claim->byte);
-        c->table[at] = c->table[--c->n];
-    }
-    pthread_mutex_unlock(&c->mutex);
-    unref(c);
+    munmap(page, claim->unit);
+    atomic_store(&takers[claim->cell], 0);
 }
 
-int shms_claimed(shms_claims *c, const char *key, uint32_t key_len) {
-    if (forked(c))
-        return SHMS_EFORKED;
-    uint64_t byte = byte_of(c, key, key_len);
-    pthread_mutex_lock(&c->mutex);
-    bool claimed = place_of(c, byte) < c->n || lock(c, F_OFD_GETLK, F_RDLCK, byte) == 1;
-    pthread_mutex_unlock(&c->mutex);
+bool shms_claimed(const shms_segment *seg, const char *key, uint32_t key_len) {
+    struct flock fl = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1};
+    fl.l_start = (off_t)byte_of(seg, key, key_len);
+    int fd = seg->fd;
+    bool kept = shms_file_is(seg, fd); /* else foreign code has closed it */
+    shms_forks_stop();                 /* no child gets the other descriptor */
+    if (!kept)
+        fd = shms_file_again(seg, SHMS_ROLE_INSPECTOR);
+    bool claimed = fcntl(fd, F_OFD_GETLK, &fl) == 0 && fl.l_type != F_UNLCK;
+    if (!kept && fd >= 0)
+        close(fd);
+    shms_forks_go_on();
     return claimed;
 }
 
-uint32_t shms_claims_of(shms_claims *c, uint64_t thread) {
+uint32_t shms_claims_number(void) {
+    static _Atomic uint32_t last;
+    return atomic_fetch_add(&last, 1) + 1;
+}
+
+uint32_t shms_claims_of(uint32_t thread) {
     uint32_t n = 0;
-    if (forked(c))
-        return 0;
-    pthread_mutex_lock(&c->mutex);
-    for (uint32_t i = 0; i < c->n; i++)
-        n += c->table[i].thread == thread;
-    pthread_mutex_unlock(&c->mutex);
+    for (uint32_t i = 0; i < SHMS_MAX_CLAIMS; i++)
+        n += atomic_load(&takers[i]) == taker(thread);
     return n;
 }

@@ -1,41 +1,47 @@
 /*
  * claims.h - who makes an object that is not stored yet: one byte of the segment's file for each key, far behind its end.
  *
- * A claim is an open-file-description lock on that byte, on an opening of its own. So the kernel excludes the processes,
- * and ends a claim with its process. There is no shared word, no time-out and no successor. Within the process a table
- * excludes the threads, because a second lock on one opening succeeds.
+ * A claim is an open-file-description lock on that byte, on an opening of its own, which one mapped page keeps (locks.c).
+ * So the kernel excludes processes and threads alike, ends a claim with its process, and no close of a descriptor ends
+ * it. There is no shared word, no time-out and no successor.
  *
  * Claims spare work and guard nothing: two who make the same object store it twice. So a claim that cannot have its byte
- * is granted all the same: of a store whose file was removed, or beyond SHMS_MAX_CLAIMS, since the kernel looks through a
- * list of all locks of a file. Two keys whose bytes are the same exclude each other, which is a delay.
+ * is granted all the same: of a store whose file was removed, of a process without descriptors, or beyond SHMS_MAX_CLAIMS,
+ * since the kernel looks through a list of all locks of a file. Two keys whose bytes are the same exclude each other,
+ * which is a delay.
  */
 #ifndef SHMS_CLAIMS_H
 #define SHMS_CLAIMS_H
 
-#include <stdint.h>
+#include "shmstore.h"
 
 /* cdef: begin */
-#define SHMS_MAX_CLAIMS 256 /* with their bytes, of one shms_claims */
-
-typedef struct shms_claims shms_claims;
+#define SHMS_MAX_CLAIMS 64 /* with their bytes, of one process in all stores */
 
 /* A claim; zeroed before it is taken. Any thread may end it. */
 typedef struct shms_claim {
-    shms_claims *of; /* NULL: ended */
-    uint64_t byte; /* 0: it has none */
+    void *page; /* keeps the lock; NULL: it has none, or has ended */
+    uint64_t unit;
+    uint32_t cell;
+    uint32_t forks;
 } shms_claim;
 
-/* The claims of a process in the store of that name and number. SHMS_ENOMEM */
-int shms_claims_open(shms_claims **out, const char *name, uint64_t store);
-/* Claims that were taken go on. */
-void shms_claims_drop(shms_claims **c);
-/* 1: granted to this thread. 0: a living process, or another thread of this one, has it. SHMS_EFORKED */
-int shms_claim_take(shms_claims *c, uint64_t thread, const char *key, uint32_t key_len, shms_claim *out);
+/* 1: granted to this thread. 0: a living process, or a thread of this one, has it. SHMS_ECLOSED, EFORKED, ENOARENA */
+int shms_writer_claim(shms_writer *w, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out);
+int shms_reader_claim(shms_reader *r, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out);
 void shms_claim_end(shms_claim *claim); /* idempotent */
-/* 1: a claim on that key is held; 0. SHMS_EFORKED */
-int shms_claimed(shms_claims *c, const char *key, uint32_t key_len);
-/* How many claims that thread has taken and not ended. */
-uint32_t shms_claims_of(shms_claims *c, uint64_t thread);
+/* 1: a claim on that key is held; 0; or as above. */
+int shms_writer_claimed(shms_writer *w, const char *key, uint32_t key_len);
+int shms_reader_claimed(shms_reader *r, const char *key, uint32_t key_len);
+/* A number that no thread of this process has had. */
+uint32_t shms_claims_number(void);
+/* How many claims with their bytes that thread has taken and not ended. */
+uint32_t shms_claims_of(uint32_t thread);
 /* cdef: end */
+
+#include "segment.h"
+
+int shms_claim_take(const shms_segment *seg, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out);
+bool shms_claimed(const shms_segment *seg, const char *key, uint32_t key_len);
 
 #endif

@@ -28,6 +28,7 @@
 
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static shms_segment *open_segments;
+static _Atomic uint32_t n_forks; /* between this process and the first */
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 int shms_segment_name(shms_segment *seg, const char *name) {
@@ -54,7 +55,9 @@ void shms_file_close(shms_segment *seg) {
 
 void shms_forks_stop(void) { pthread_mutex_lock(&open_mutex); }
 void shms_forks_go_on(void) { pthread_mutex_unlock(&open_mutex); }
+uint32_t shms_forks(void) { return n_forks; }
 static void fork_child(void) {
+    n_forks++;
     for (shms_segment *s = open_segments, *next; s; s = next) {
         next = s->next;
         s->next = s->prev = NULL;

@@ -20,6 +20,8 @@
 /* No fork comes between these two. */
 void shms_forks_stop(void);
 void shms_forks_go_on(void);
+/* How many times this process is the child of another; what it knows of locks is void when that has changed. */
+uint32_t shms_forks(void);
 /* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
 bool shms_file_is(const shms_segment *seg, int fd);
 /* Opens the segment's file once more: for an inspector to read, else to write. A descriptor above 2, or SHMS_ENOSTORE or

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "claims.h"
 #include "file.h"
 #include "find.h"
 #include "readers.h"
@@ -260,6 +261,24 @@ int shms_reader_has(shms_reader *r, const char *key, uint32_t key_len) {
     if (rc || (rc = enter(r)))
         return rc;
     rc = look(r, key, key_len, &seen) != SHMS_NONE;
+    leave(r);
+    return rc;
+}
+
+int shms_reader_claim(shms_reader *r, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out) {
+    int rc = enter(r);
+    if (rc)
+        return rc;
+    rc = shms_claim_take(&r->seg, thread, key, key_len, out);
+    leave(r);
+    return rc;
+}
+
+int shms_reader_claimed(shms_reader *r, const char *key, uint32_t key_len) {
+    int rc = enter(r);
+    if (rc)
+        return rc;
+    rc = shms_claimed(&r->seg, key, key_len);
     leave(r);
     return rc;
 }

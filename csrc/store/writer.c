@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "adopt.h"
+#include "claims.h"
 #include "step.h"
 
 /* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
@@ -383,6 +384,16 @@ uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
 }
 
 const char *shms_writer_path(const shms_writer *w) { return w->seg.path; }
+
+int shms_writer_claim(shms_writer *w, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out) {
+    int rc = shms_writer_enter(w);
+    return rc || (rc = shms_writer_leave(w, SHMS_OK)) ? rc : shms_claim_take(&w->seg, thread, key, key_len, out);
+}
+
+int shms_writer_claimed(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = shms_writer_enter(w);
+    return rc || (rc = shms_writer_leave(w, SHMS_OK)) ? rc : shms_claimed(&w->seg, key, key_len);
+}
 
 uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place) {
     if (!w)

@@ -1,7 +1,7 @@
 """Claims on keys that are not stored yet; csrc/store/claims.h says what they are."""
 
-import os
-from threading import get_native_id  # get_ident is given again to a new thread
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from shmstore.bindings._shmstore import ffi, lib
@@ -12,27 +12,34 @@ _CLAIM = ffi.typeof("shms_claim *")
 
 
 class Claims:
-    """The claims of this process in one store."""
+    """The claims of this process in one store, by a writer's or a reader's calls."""
 
-    __slots__ = ("_box", "_c")
+    __slots__ = ("_claimed", "_handle", "_take", "_threads")
 
-    def __init__(self, name: str, store_id: int) -> None:
-        self._box = ffi.gc(ffi.new("shms_claims **"), lib.shms_claims_drop)
-        require(lib.shms_claims_open(self._box, os.fsencode(name), store_id))
-        self._c = self._box[0]
+    def __init__(self, take: Callable[..., int], claimed: Callable[..., int], handle: Any) -> None:
+        self._take, self._claimed, self._handle = take, claimed, handle
+        self._threads = threading.local()
+
+    def _this_thread(self) -> int:
+        """Return the number of this thread; those of the system and of Python are given again to a new thread."""
+        try:
+            number: int = self._threads.number
+        except AttributeError:
+            number = self._threads.number = lib.shms_claims_number()
+        return number
 
     def take(self, key: bytes) -> Any:
         """Return a claim for `end`, or None if a living process or another thread has one on that key."""
         claim = ffi.gc(ffi.new(_CLAIM), _end)  # the owner exists before the claim
-        return claim if require(lib.shms_claim_take(self._c, get_native_id(), key, len(key), claim)) else None
+        return claim if require(self._take(self._handle, self._this_thread(), key, len(key), claim)) else None
 
     def claimed(self, key: bytes) -> bool:
         """Say whether a claim on the key is held."""
-        return require(lib.shms_claimed(self._c, key, len(key))) == 1
+        return require(self._claimed(self._handle, key, len(key))) == 1
 
     def of_this_thread(self) -> int:
         """Return how many claims this thread has taken and not ended."""
-        return int(lib.shms_claims_of(self._c, get_native_id()))
+        return int(lib.shms_claims_of(self._this_thread()))
 
 
 def end(claim: Any) -> None:

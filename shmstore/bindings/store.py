@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
+from shmstore.bindings.claims import Claims
 from shmstore.bindings.figures import KindFigures, figures_of, read_kinds, record_of
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
@@ -225,6 +226,10 @@ class Writer:
         """
         require(lib.shms_writer_stay(self._w, how))
 
+    def claims(self) -> Claims:
+        """Open the claims of this process in the store."""
+        return Claims(lib.shms_writer_claim, lib.shms_writer_claimed, self._w)
+
     def batch(self) -> Batch:
         """Return an empty batch: the spare one, or a new one if another thread or a signal handler has it."""
         spare, self.spare = self.spare, None
@@ -430,6 +435,10 @@ class Reader:
     def writer_epoch(self) -> int:
         """Return the writer's epoch: 1, and one more for each takeover."""
         return require(lib.shms_reader_writer_epoch(self._r)) or fail(lib.SHMS_ECLOSED)
+
+    def claims(self) -> Claims:
+        """Open the claims of this process in the store."""
+        return Claims(lib.shms_reader_claim, lib.shms_reader_claimed, self._r)
 
     def named(self) -> bool:
         """Return whether the name still names this segment."""

@@ -19,8 +19,8 @@ class Claim(Held):
     """The right to make the object of a key, until `end`, the end of a `with` block, or garbage.
 
     Made by `find_or_claim`. It ends with its process, however that dies. Another process may put the object. It spares
-    work and guards nothing: an object that two processes make is stored twice, and both are right. Beyond 256 claims
-    of a reader or writer, and in a removed store, it keeps nobody out.
+    work and guards nothing: an object that two processes make is stored twice, and both are right. Beyond 64 claims
+    of a process, and in a removed store, it keeps nobody out.
     """
 
     __slots__ = ("_claim", "key")

@@ -232,7 +232,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         return self._reader.has(packed)
 
     def _open_claims(self) -> Claims:
-        return Claims(self._place, self.store_id)
+        return self._reader.claims()
 
     def release(self, ref: ObjectRef) -> bool:
         """Acknowledge without reading; return False if the lease is over or its object is gone.

@@ -269,7 +269,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         return self._writer.has(packed) > 0
 
     def _open_claims(self) -> Claims:
-        return Claims(self._place, self._handle.store_id)
+        return self._writer.claims()
 
     def assign_group(self, ref: ObjectRef, group: int) -> bool:
         """Let the lease of `ref` wait for the ranks of `group` only; return False if it is over already.

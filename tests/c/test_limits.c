@@ -106,7 +106,6 @@ static const shms_options few = {
     .capacity = 2 << 20, .n_readers = 1, .n_writers = 2, .max_objects = 8, .flags = SHMS_PREFAULT | SHMS_CHECKSUMS};
 static const shms_options little = {.capacity = 4096, .n_readers = 1, .max_objects = 8}; /* needs no huge pages */
 
-static shms_claims *claims;
 static shms_claim claim;
 
 /* A call without a failure of its own, in one that has another. */
@@ -230,19 +229,14 @@ static int list(void) {
 }
 /* Without its byte, a claim is granted all the same. */
 static int claim_key(void) {
-    int rc = shms_claims_open(&claims, name, mine->seg.sb->store);
-    if (rc)
-        return rc;
-    CHECK_EQ(1, shms_claim_take(claims, 7, "new", 3, &claim));
-    CHECK_EQ(0, shms_claimed(claims, "other", 5));
-    return rc;
+    CHECK_EQ(1, shms_writer_claim(mine, 7, "new", 3, &claim));
+    CHECK_EQ(0, shms_writer_claimed(mine, "other", 5));
+    return SHMS_OK;
 }
 static int end_claim(void) {
     shms_claim_end(&claim);
     shms_claim_end(&claim);
-    CHECK_EQ(0, shms_claims_of(claims, 7));
-    shms_claims_drop(&claims);
-    shms_claims_drop(&claims);
+    CHECK_EQ(0, shms_claims_of(7));
     return SHMS_OK;
 }
 static int limit(void) {
@@ -374,11 +368,6 @@ TEST(a_creation_that_fails_says_why) {
     lower = true;
     CHECK(create() == SHMS_ESYS && errno == ENOLCK);
     lower = false;
-    shms_claims *c; /* of a name that is not valid: every claim is granted */
-    CHECK_EQ(SHMS_OK, shms_claims_open(&c, "", 0));
-    CHECK_EQ(1, shms_claim_take(c, 7, "new", 3, &claim));
-    shms_claim_end(&claim);
-    shms_claims_drop(&c);
 }
 
 /* ---- as many and as large as may be ---- */
@@ -494,12 +483,10 @@ static void fork_there(const char *label) {
         CHECK_EQ(SHMS_EFORKED, shms_writer_has(mine, "key", 3));
         CHECK(!theirs || SHMS_EFORKED == shms_writer_has(theirs, "key", 3));
         CHECK(!reader || SHMS_EFORKED == shms_reader_has(reader, "key", 3));
-        if (claims) {
-            shms_claim another;
-            CHECK_EQ(SHMS_EFORKED, shms_claim_take(claims, 7, "another", 7, &another));
-            CHECK_EQ(SHMS_EFORKED, shms_claimed(claims, "new", 3));
-            end_claim();
-        }
+        shms_claim another;
+        CHECK_EQ(SHMS_EFORKED, shms_writer_claim(mine, 7, "another", 7, &another));
+        CHECK_EQ(SHMS_EFORKED, shms_writer_claimed(mine, "new", 3));
+        end_claim();
         shms_segment seg;
         int rc = shms_segment_open(&seg, name, SHMS_ROLE_WRITER, NULL);
         CHECK_EQ(SHMS_EWRITERACTIVE, rc ? rc : shms_segment_take(&seg, 0, 0));

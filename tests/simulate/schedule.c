@@ -119,6 +119,8 @@ static void die(int number) {
     } else
         rank_forgets(number - WRITERS);
     close_all_of(number);
+    for (uint64_t k = 0; k < KEYS; k++)
+        shms_claim_end(&a->claims[k]);
     weak_free_all_of(number);
 }
 

@@ -69,8 +69,6 @@ typedef struct actor {
     leaver left[LEFT];
     uint64_t n_left;
     shms_counters counters; /* as they must be */
-    shms_claims *claimer;
-    bool blind; /* it could not open the file for its claims */
     shms_claim claims[KEYS];
 } actor;
 

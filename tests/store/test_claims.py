@@ -5,6 +5,8 @@ import os
 import pickle
 import signal
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from shmstore import (
     PinnedRef,
     StoreClosedError,
 )
-from tests.support import Signal, Stores, alive
+from tests.store.test_system import with_descriptors_left
+from tests.support import SHM, Signal, Stores, alive, in_child
 
 Process = ObjectStoreReader | ObjectStoreWriter
 
@@ -144,19 +147,21 @@ def test_a_thread_that_holds_a_claim_must_not_wait(writer: ObjectStoreWriter, re
 
 
 def test_a_claim_of_a_thread_that_has_ended_is_not_that_of_a_new_one(reader: ObjectStoreReader) -> None:
+    """Python gives a thread's number again, and so does the system once it has given all."""
     kept: list[object] = []
     threads: list[int] = []
 
     def work() -> None:
-        threads.append(threading.get_ident())
+        threads.append(threading.get_native_id())
         kept.append(reader.find_or_claim(f"k{len(kept)}", wait=0.01))
 
-    for _ in range(5):
+    for _ in range(20):
         thread = threading.Thread(target=work)
+        with suppress(OSError, IndexError):  # only root may choose it
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(threads[0] - 1))
         thread.start()
         thread.join()
-    assert [Claim] * 5 == [type(one) for one in kept]
-    assert len(set(threads)) < 5, "numbers of threads are given again"
+    assert [Claim] * 20 == [type(one) for one in kept]
 
 
 def test_threads_that_claim_first_at_once_know_of_each_other(
@@ -201,15 +206,43 @@ def test_a_forked_child_keeps_no_claim(writer: ObjectStoreWriter, reader: Object
         os.waitpid(pid, 0)
 
 
-def test_beyond_256_a_claim_excludes_nobody(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
-    many = [claim(reader, f"k{n}") for n in range(257)]
-    assert isinstance(writer.find_or_claim("k256"), Claim)
-    assert writer.find_or_claim("k255") is None
+def test_beyond_64_of_a_process_a_claim_excludes_nobody(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    many = [claim((reader, writer)[n % 2], f"k{n}") for n in range(65)]
+    assert isinstance(writer.find_or_claim("k64"), Claim)
+    assert writer.find_or_claim("k63") is None
     assert reader.find_or_claim("k0") is None
     many.clear()
     gc.collect()
-    with claim(reader, "k256"):
-        assert writer.find_or_claim("k256") is None
+    with claim(reader, "k64"):
+        assert writer.find_or_claim("k64") is None
+
+
+def test_no_close_of_a_descriptor_ends_a_claim(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    def close_all(ready: Signal) -> None:
+        with ObjectStoreReader.attach(writer.handle, 1) as other, claim(other), (SHM / writer.name).open() as stranger:
+            for fd in {int(fd) for fd in os.listdir("/proc/self/fd")} - {0, 1, 2, stranger.fileno()}:
+                if _is_open(str(fd)) and writer.name in os.readlink(f"/proc/self/fd/{fd}"):
+                    os.dup2(stranger.fileno(), fd)  # the number names another opening from now on
+                    os.close(fd)
+            assert other.find_or_claim("a") is None
+            with claim(other, "b"):
+                ready.send()
+                signal.pause()
+
+    with alive(close_all):
+        assert (None, None) == (reader.find_or_claim("a"), writer.find_or_claim("b"))
+    assert isinstance(reader.find_or_claim("a"), Claim)
+
+
+def test_what_could_not_be_claimed_for_want_of_a_descriptor_is_claimed_later(writer: ObjectStoreWriter) -> None:
+    def claim_without() -> tuple[bool, bool]:
+        with ObjectStoreReader.attach(writer.handle) as reader, ObjectStoreReader.attach(writer.handle, 1) as other:
+            with with_descriptors_left(0, lambda: claim(reader)):
+                before = other.claimed("a")
+            with claim(reader):
+                return before, other.claimed("a")
+
+    assert (False, True) == in_child(claim_without)
 
 
 @pytest.mark.parametrize("another", [False, True])

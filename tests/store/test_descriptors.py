@@ -257,3 +257,57 @@ with ObjectStoreWriter.create(memfd=True, capacity=4096, n_readers=1) as writer:
     raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     subprocess.run([*isolate, sys.executable, "-c", program], check=True, timeout=60)
+
+
+# ---- what other code of the process writes
+
+
+_PRINTS = """
+import os, sys, threading
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+for number in 0, 1, 2:
+    os.close(number)
+def print_always():
+    while not done.is_set():
+        for number in 0, 1, 2:
+            try:
+                os.write(number, b"a line of a library")
+            except OSError:
+                pass
+done = threading.Event()
+printing = threading.Thread(target=print_always, daemon=True)
+printing.start()
+name, memfd = sys.argv[1], sys.argv[2] == "memfd"
+with ObjectStoreWriter.create(**({"memfd": True} if memfd else {"name": name}), capacity=65536, n_readers=1,
+                              n_writers=2) as first:
+    first.put("k", b"value")
+    for _ in range(300):
+        with ObjectStoreWriter.join(first.handle) as writer, ObjectStoreReader.attach(first.handle) as reader:
+            assert reader.get(reader.find("k").ref) == b"value"
+            with reader.find_or_claim("a"), writer.find_or_claim("b"):
+                assert reader.claimed("b")
+            writer.check_valid()
+    first.check_valid()
+    kept = [int(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+    assert min(kept) > 2, kept
+done.set()
+printing.join()
+"""
+
+
+@pytest.mark.parametrize("where", ["folder", "memfd"])
+def test_a_process_without_standard_streams_writes_into_no_store(name: str, where: str) -> None:
+    subprocess.run([sys.executable, "-c", _PRINTS, name, where], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("options", [{}, {"memfd": True}, {"writes": False}])
+def test_what_is_kept_of_a_store_cannot_be_written_through(stores: Stores, options: dict[str, Any]) -> None:
+    owner = stores.create(n_writers=2, **options)
+    writer, reader = stores.keep(ObjectStoreWriter.join(owner.handle)), stores.attach(owner.handle)
+    claims = [reader.find_or_claim("a"), writer.find_or_claim("b")]
+    opened = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    kept = [link for link in opened if os.path.exists(link) and os.path.samefile(link, owner.handle.path)]
+    assert len(kept) == 3, claims
+    for link in kept:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(int(os.path.basename(link)), b"a line of a library")
