@@ -97,8 +97,8 @@ def _settled(info: SegmentInfo, turns: native.Turns) -> SegmentInfo:
 def remove_segment(info: SegmentInfo, *, force: bool = False) -> None:
     """Remove the name of a segment whose writer is dead; processes that map its pages keep them.
 
-    Holds the writer's lock meanwhile, so that no process recovers it. Raises WriterActiveError; RankInUseError if a
-    reader is attached, unless `force`; StoreNotFoundError if it is no longer that file; ForeignStoreError.
+    No process takes it over meanwhile. Raises WriterActiveError; RankInUseError if a reader is attached, unless
+    `force`; StoreNotFoundError if it is no longer that file; ForeignStoreError.
     """
     try:
         native.remove(info.place, info.device, info.inode, info.file_bytes, force)
