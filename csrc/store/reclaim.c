@@ -202,13 +202,15 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     f->lap = false;
     /* A gap after the hand is as good as new room, unless an object must be evicted anyway, for its slot. A small
      * object takes one of either area. */
-    bool gaps = w->n_free_slots && shms_ring_gap(r, f->area) < span;
-    for (int a = span <= r->small ? SHMS_SMALL : SHMS_LARGE; gaps && a >= SHMS_LARGE; a--) {
+    bool either = span <= r->small;
+    bool gaps = span <= r->areas[SHMS_LARGE].gap || (either && span <= r->areas[SHMS_SMALL].gap);
+    gaps = gaps && w->n_free_slots && shms_ring_gap(r, f->area) < span;
+    for (int a = either ? SHMS_SMALL : SHMS_LARGE; gaps && a >= SHMS_LARGE; a--) {
         shms_area *area = &r->areas[a];
         if (span > area->gap || area->from == area->to)
             continue;
         uint64_t from = shms_zone_start(r, shms_ring_zone(r, area->hand)), longest;
-        from = span > r->small || from == area->to ? area->from : from; /* what the hand has left is near it */
+        from = !either || from == area->to ? area->from : from; /* what the hand has left is near it */
         int rc =
             shms_zones_find(&w->zones, area->from, area->to, from, span, SHMS_GAPS, budget, &f->place.at, &longest);
         if (rc > 0) {
