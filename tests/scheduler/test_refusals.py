@@ -16,7 +16,6 @@ from shmstore.scheduler import (
     CachingMetrics,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
-    KVCacheBlock,
     KVCacheBlocks,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -32,7 +31,6 @@ from shmstore.scheduler import (
 )
 from tests.scheduler.helpers import admit, config, features, manager, pool_state, request, state
 
-BEYOND = [-1, -(2**63) - 1, 2**60, 2**63, 2**64 + 1]
 ATTENTION: dict[str, Any] = {"block_size": 4, "num_kv_heads": 1, "head_size": 8, "dtype": "float16"}
 LAYER = FullAttentionSpec(**ATTENTION)
 FULL, WINDOW = ("full", 4), ("sw", 4, 8)
@@ -73,11 +71,11 @@ def memory(layers: Any, memory_bytes: Any = 1 << 20) -> KVCacheConfig:
 NAMED: list[tuple[type[Exception], Any, dict[str, list[Any]]]] = [
     (ValueError, pool, {"num_blocks": [0], "free_order": ["lifo"], "hash_block_size": [0]}),
     (ValueError, built, {
-        "max_model_len": [0, 2**63], "max_in_flight_tokens": [-1], "free_order": ["x"],
-        "watermark": [-0.1, 1.1, float("nan")], "dcp_world_size": [2**63], "pcp_world_size": [2**31],
+        "max_model_len": [0, 2**63], "max_in_flight_tokens": [-1], "watermark": [-0.1, 1.1, float("nan")],
+        "dcp_world_size": [0], "pcp_world_size": [2**31],
     }),
     (ValueError, partial(built, enable_caching=False), {"hash_block_size": [2**31]}),
-    (TypeError, built, {"max_model_len": [None, 64.0], "hash_block_size": [None]}),
+    (TypeError, built, {"max_model_len": [64.0]}),
     (TypeError, partial(KVCacheManager, max_model_len=64, hash_block_size=4), {"config": [None]}),
     (ValueError, partial(manager, 9, WINDOW), {"retention_interval": [-1, 6]}),
     (ValueError, partial(BlockHasher, block_size=4), {
@@ -98,9 +96,7 @@ NAMED: list[tuple[type[Exception], Any, dict[str, list[Any]]]] = [
         "shapes": [((4, 0),), ((-4, -4),)], "dtypes": [("none such",)], "num_speculative_blocks": [-1],
     }),
     (ValueError, partial(memory, {"l0": LAYER}), {"memory_bytes": [2**63, -1]}),
-    (TypeError, partial(memory, {"l0": LAYER}), {"memory_bytes": [9000.0, "64G"]}),
     (ValueError, budget, {name: [-1] for name in BUDGET}),
-    (TypeError, partial(budget, {"image": 4}), {name: [1.5] for name in BUDGET}),
     (ValueError, items, {name: [-1] for name in ITEMS}),
 ]  # fmt: skip
 
@@ -118,24 +114,19 @@ def test_an_argument_that_cannot_be_is_refused_by_name(
 @pytest.mark.parametrize(
     ("part", "make"),
     [
-        ("num_blocks", lambda: manager(0, FULL)),
         ("hash block size", lambda: manager(9, FULL, hash_block_size=2)),
         ("multiples", lambda: manager(9, FULL, ("sw", 6, 8))),
         ("common multiple",
          lambda: manager(9, *[("full", size) for size in (2**31 - 1, 2**31 - 2, 2**31 - 3)], hash_block_size=1)),
         ("EAGLE", lambda: manager(9, ("chunk", 4, 8), use_eagle=True)),
-        ("is_eagle_group", lambda: manager(9, FULL, ("chunk", 4, 8), marked=[1])),
         ("cross attention", lambda: manager(9, ("cross", 4))),
-        ("cross attention", lambda: manager(9, FULL, ("cross", 4))),
         ("Empty", lambda: KVCacheManager(KVCacheConfig(9, [KVCacheGroupSpec(["a"], Empty(4))]), 64, 4)),
         ("context parallelism", lambda: manager(9, FULL, WINDOW, dcp_world_size=2, hash_block_size=8)),
         ("context parallelism", lambda: manager(9, WINDOW, pcp_world_size=2, hash_block_size=8)),
-        ("^block_size must", lambda: manager(9, ("full", 2**31), enable_caching=False)),
         ("world sizes", lambda: manager(9, ("full", 2**20), dcp_world_size=2**11, enable_caching=False)),
         ("sliding_window", lambda: manager(9, ("sw", 4, 2**63))),
-        ("attention_chunk_size", lambda: manager(9, ("chunk", 4, 2**63))),
-        ("num_speculative_blocks", lambda: manager(9, ("mamba", 4, 2**63))),
         ("is_eagle_group", lambda: manager(9, FULL, WINDOW, retention_interval=0, use_eagle=True)),
+        ("prompt_token_ids is empty", lambda: Request("r", [])),
         ("prompt_token_ids or prompt_embeds", lambda: Request("r", None)),
         ("prompt_embeds is empty", lambda: Request("e", None, prompt_embeds=np.zeros((0, 8)))),
         ("item 2", lambda: Request("r", range(9), mm_features=features(("a", 0, 1), ("b", 5, 1), ("c", 3, 1)))),
@@ -144,8 +135,6 @@ def test_an_argument_that_cannot_be_is_refused_by_name(
         ("1 shapes and 0 dtypes", lambda: MambaSpec(4, ((1,),), ())),
         ("^shapes", lambda: MambaSpec(16, (), ())),
         ("'l0'.*page_size_bytes", lambda: memory({"l1": LAYER, "l0": Empty(4)})),
-        ("block size",
-         lambda: memory({"a": FullAttentionSpec(4, 4, 8, "int8"), "b": SlidingWindowSpec(4, 3, 8, "int8", 8)})),
         ("different windows", lambda: memory({str(w): FullAttentionSpec(4, 1, 8, "float16", w) for w in (4, 5)})),
         (r"max_tokens_by_modality\['image'\]", lambda: budget({"video": 4, "image": -4})),
         (r"max_tokens_by_modality\['image'\]", lambda: items(-4)),
@@ -159,28 +148,14 @@ def test_what_does_not_go_together_is_refused_when_made(part: str, make: Any) ->
         make()
 
 
-def test_a_modality_without_a_budget_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="audio"):
-        items().get_max_items("audio")
-
-
-@pytest.mark.parametrize("unlike", [False, True])
-def test_too_little_memory_is_said_with_what_is_needed(caplog: pytest.LogCaptureFixture, unlike: bool) -> None:
-    layers = {"a": LAYER, "b": SlidingWindowSpec(4, 1, 8, "float16", 8) if unlike else LAYER}
-    need = LAYER.page_size_bytes * (1 if unlike else 2)
+def test_too_little_memory_is_said_with_what_is_needed(caplog: pytest.LogCaptureFixture) -> None:
+    need = LAYER.page_size_bytes
     with caplog.at_level(logging.WARNING):
-        assert 2 == memory(layers, 2 * need).num_blocks
-        assert [] == caplog.records
-        for available, num_blocks in ((0, 0), (need - 1, 0), (2 * need - 1, 1)):
-            caplog.clear()
-            assert num_blocks == memory(layers, available).num_blocks
-            (record,) = caplog.records
-            assert all(text in record.getMessage() for text in (f"{available} bytes", f"{2 * need} bytes"))
-
-
-def test_a_number_of_blocks_is_a_plain_integer() -> None:
-    num_blocks = memory({"l0": LAYER}, np.int64(10 * LAYER.page_size_bytes)).num_blocks
-    assert (10, int) == (num_blocks, type(num_blocks))
+        assert [2, 1] == [memory({"l0": LAYER}, n).num_blocks for n in (2 * need, 2 * need - 1)]
+    (record,) = caplog.records
+    assert f"{2 * need - 1} bytes" in record.getMessage()
+    assert f"{2 * need} bytes" in record.getMessage()
+    assert int is type(memory({"l0": LAYER}, np.int64(need)).num_blocks)
 
 
 # ---- the pool ----
@@ -200,39 +175,32 @@ def keys(num_cached: int, num_full: int, size: int = 4, group: int = 0) -> Any:
         (r"^Cannot get 6 free blocks from the pool$", lambda pool, req, blocks, other: pool.get_new_blocks(6)),
         ("^n must be", lambda pool, req, blocks, other: pool.get_new_blocks(-1)),
         ("no request holds", lambda pool, req, blocks, other: pool.free_blocks([blocks[0], blocks[0]])),
-        ("^block id 9 is outside the pool", lambda pool, req, blocks, other: pool.free_blocks([own(9)])),
         ("^block id 9 is outside the pool", lambda pool, req, blocks, other: pool.touch([[own(9)]])),
-        *(("group", lambda pool, req, blocks, other, group=group: pool.get_cached_block(b"x" * 32, [0, group]))
-          for group in (-1, 2**31, 2**63)),
+        ("^block id 0 names the null", lambda pool, req, blocks, other: pool.evict_blocks([1, 0])),
+        ("^block id 9 is outside", lambda pool, req, blocks, other: pool.evict_blocks([1, 9])),
+        ("group", lambda pool, req, blocks, other: pool.get_cached_block(b"x" * 32, [0, 2**31])),
         ("enable_caching", lambda pool, req, blocks, other: BlockPool(4, False).cache_full_blocks(req, [], 0, 0, 4, 0)),
         ("has a key", keys(0, 1)),
-        ("blocks 1 to 4 of 3", keys(1, 4)),
         ("fewer block hashes", keys(1, 3)),
         ("only lead", lambda pool, req, blocks, other:
             pool.cache_full_blocks(req, [*blocks[:2], pool.null_block], 1, 3, 4, 0)),
         ("multiple", keys(1, 2, 6)),
-        *((r"^blocks ", keys(first, end))
-          for first, end in ((-1, 1), (0, -1), (-3, -1), (-2, 3), (0, 4), (4, 3), (2**63, 2**63))),
-        *(("block_size", keys(0, 2, size)) for size in (0, -4, 2**62, 2**63)),
-        *(("group_id", keys(0, 2, 4, group)) for group in (-1, 2**31)),
-        # blocks of another pool
-        ("another pool", lambda pool, req, blocks, other: pool.touch([other])),
+        *(("^blocks ", keys(first, end)) for first, end in ((-1, 1), (0, -1), (1, 4))),
+        ("block_size", keys(0, 2, 0)),
+        ("group_id", keys(0, 2, 4, -1)),
         ("another pool", lambda pool, req, blocks, other: pool.touch([[blocks[0], other[1]]])),
-        ("another pool", lambda pool, req, blocks, other: pool.free_blocks(iter(other))),
-        ("another pool", lambda pool, req, blocks, other: pool.cache_full_blocks(req, other, 1, 2, 4, 0)),
         ("another pool", lambda pool, req, blocks, other: KVCacheBlocks([[blocks[0], other[1]]])),
     ],
 )  # fmt: skip
 def test_what_a_pool_refuses_changes_nothing(message: str, call: Any) -> None:
-    for hash_block_size in (4, None) if "multiple" not in message else (4,):
-        made = BlockPool(9, True, hash_block_size=hash_block_size, events=True)
-        req, blocks = request("r", range(8)), made.get_new_blocks(3)
-        made.cache_full_blocks(req, blocks, 0, 1, 4, 0)
-        made.take_events()
-        before = pool_state(made)
-        with pytest.raises(ValueError, match=message):
-            call(made, req, blocks, BlockPool(9, True).get_new_blocks(3))
-        assert (before, []) == (pool_state(made), made.take_events())
+    made = BlockPool(9, True, hash_block_size=4, events=True)
+    req, blocks = request("r", range(8)), made.get_new_blocks(3)
+    made.cache_full_blocks(req, blocks, 0, 1, 4, 0)
+    made.take_events()
+    before = pool_state(made)
+    with pytest.raises(ValueError, match=message):
+        call(made, req, blocks, BlockPool(9, True).get_new_blocks(3))
+    assert (before, []) == (pool_state(made), made.take_events())
 
 
 def test_a_block_of_a_pool_may_be_anything_that_has_its_id() -> None:
@@ -241,26 +209,11 @@ def test_a_block_of_a_pool_may_be_anything_that_has_its_id() -> None:
     before = pool_state(made)
     made.touch([[], [own(1)]])
     made.free_blocks(iter([own(1)]))
-    for num_cached, num_full in ((0, 0), (2, 2), (2, 1)):
+    for num_cached, num_full in ((0, 0), (2, 1)):
         made.cache_full_blocks(request("r", range(12)), blocks, num_cached, num_full, 4, 0)
     assert before == pool_state(made)
-    assert blocks == KVCacheBlocks([blocks, []]).blocks[0]
-
-
-@pytest.mark.parametrize("collector", [False, True])
-@pytest.mark.parametrize("bad", [0, -1, 9, 2**31, -(2**70)])
-def test_a_block_id_outside_the_pool_is_named(bad: int, collector: bool) -> None:
-    class Deaf:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *about: None
-
-    kv = manager(9, FULL, metrics_collector=Deaf() if collector else None)
-    admit(kv, request("a", range(9)))
-    with pytest.raises(ValueError, match=rf"block id {bad}\b"):
-        kv.evict_blocks([1, bad, 2])
-    with pytest.raises(TypeError, match="block id"):
-        kv.evict_blocks([1, 1.5])  # type: ignore[list-item]
-    assert [1, 2] == kv.block_pool.cached_block_ids()
+    made.free_blocks(reversed(blocks))
+    assert [2, 1, 3] == made.free_block_ids()
 
 
 # ---- the manager ----
@@ -272,7 +225,7 @@ class Case:
     def __init__(self) -> None:
         self.kv, self.other = (manager(30, FULL) for _ in range(2))
         self.off, self.two = manager(30, FULL, enable_caching=False), manager(30, FULL, WINDOW)
-        self.a, self.b, self.plain = request("a", range(16)), request("b", range(17)), Request("c", range(17))
+        self.a, self.b = request("a", range(16)), request("b", range(17))
         for each in (self.kv, self.other):
             admit(each, self.a)
         self.a.num_computed_tokens = 3
@@ -281,8 +234,8 @@ class Case:
         vars(self.a).update(attributes)
         return self.a
 
-    def found(self, ids: bytes = b"\1\0\0\0", counts: tuple[int, ...] = (1,), of: Any = None) -> KVCacheBlocks:
-        return KVCacheBlocks.from_ids((of or self.kv).block_pool, ids, counts)
+    def found(self, counts: tuple[int, ...] = (1,), of: Any = None) -> KVCacheBlocks:
+        return KVCacheBlocks.from_ids((of or self.kv).block_pool, b"\1\0\0\0", counts)
 
 
 @pytest.mark.parametrize(
@@ -294,15 +247,8 @@ class Case:
         ("need caching", lambda c: c.off.allocate_slots(c.b, 1, 4, c.found(of=c.off))),
         ("1 groups, the manager 2", lambda c: c.two.allocate_slots(c.b, 1, 4, c.found(of=c.two))),
         ("another manager", lambda c: c.kv.allocate_slots(c.b, 9, 8, c.other.get_computed_blocks(c.b)[0])),
-        ("another manager", lambda c: c.kv.allocate_slots(
-            c.b, 9, 8, KVCacheBlocks([[KVCacheBlock(c.other.block_pool, 1)]]))),
-        ("outside", lambda c: c.kv.allocate_slots(c.b, 1, 4, c.found(b"\xff\0\0\0"))),
-        *(("counts", lambda c, counts=counts: c.kv.allocate_slots(c.b, 1, 4, c.found(counts=counts)))
-          for counts in ((2,), (0,), (2**33,))),
-        ("counts", lambda c: c.kv.allocate_slots(c.b, 1, 4, c.found(b"\1\0\0\0\2"))),
-        (r"hashes.*\b4 are needed and 0 there", lambda c: c.kv.allocate_slots(c.plain, 17)),
+        ("counts", lambda c: c.kv.allocate_slots(c.b, 1, 4, c.found(counts=(2,)))),
         ("reserved_blocks", lambda c: c.kv.allocate_slots(c.b, 4, reserved_blocks=-1)),
-        ("num_external_computed_tokens", lambda c: c.kv.allocate_slots(c.b, 0, num_external_computed_tokens=-1)),
         (r"num_computed_tokens \+ num_new_computed_tokens", lambda c:
             c.kv.allocate_slots(c.changed(num_computed_tokens=2**59), 1, 2**59)),
         ("num_in_flight_tokens", lambda c: c.kv.allocate_slots(c.changed(num_in_flight_tokens=-1), 40)),
@@ -335,73 +281,34 @@ def test_hashes_of_smaller_blocks_than_the_managers_find_nothing() -> None:
         kv.get_computed_blocks(two)
 
 
-@pytest.mark.parametrize("running", [True, False])
-@pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(
     "field",
     ["num_computed_tokens", "num_new_tokens", "num_new_computed_tokens", "num_lookahead_tokens", "num_encoder_tokens",
      "num_external_computed_tokens"],
 )  # fmt: skip
-def test_a_number_of_tokens_out_of_range_is_refused_alike_everywhere(field: str, caching: bool, running: bool) -> None:
-    kv = manager(20, FULL, WINDOW, enable_caching=caching)
-    a, b = request("a", range(21)), request("b", range(40))
+def test_a_number_of_tokens_out_of_range_is_refused_alike_everywhere(field: str) -> None:
+    kv, a = manager(20, FULL, WINDOW), request("a", range(21))
     admit(kv, a)
     a.num_computed_tokens = 18
-    # With a table, where the call would have nothing to do, and without.
-    req = a if running else b
-    if running:
-        assert kv.allocate_slots(a, 3) is kv.empty_kv_cache_blocks
+    assert kv.allocate_slots(a, 3) is kv.empty_kv_cache_blocks  # there is nothing to do
     before = state(kv)
-    for value in BEYOND:
-        options: dict[str, Any] = {"num_new_tokens": 1}
+    for value in (-1, 2**60, 2**63):
+        options: dict[str, Any] = {"num_new_tokens": 1, field: value}
         if field == "num_computed_tokens":
-            req.num_computed_tokens = value
+            a.num_computed_tokens = options.pop(field)
             with pytest.raises(ValueError, match=f"^{field} must be"):
-                kv.cache_blocks(req, value)
-        else:
-            options[field] = value
-            with pytest.raises(TypeError, match=field):
-                kv.allocate_slots(b, **options | {field: 1.5})
+                kv.cache_blocks(a, value)
         with pytest.raises(ValueError, match=f"^{field} must be"):
-            kv.allocate_slots(req, **options)
+            kv.allocate_slots(a, **options)
         assert before == state(kv)
 
 
-@pytest.mark.parametrize("value", [*BEYOND, 2**40])
+@pytest.mark.parametrize("value", [-1, 2**60, 2**63, 2**40])
 def test_a_request_of_impossible_length_is_refused_and_not_counted(value: int) -> None:
     kv = manager(20, ("chunk", 1, 4), hash_block_size=1, log_stats=True)
-    odd: Any = types.SimpleNamespace(
-        request_id="b", num_tokens=value, num_computed_tokens=0, num_preemptions=0, skip_reading_prefix_cache=False,
-        all_token_ids=[1], block_hashes=[],
-    )  # fmt: skip
+    odd: Any = types.SimpleNamespace(num_tokens=value, skip_reading_prefix_cache=False, block_hashes=[])
     with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60|what a block table can hold)"):
         kv.get_computed_blocks(odd)
-    if value != 2**40:
-        with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60), not"):
-            kv.allocate_slots(odd, 1)
     stats = kv.make_prefix_cache_stats()
     assert stats is not None
-    assert (0, ([],)) == (stats.requests, kv.get_block_ids("b"))
-    odd.num_tokens = 0
-    assert (kv.empty_kv_cache_blocks, 0) == kv.get_computed_blocks(odd)
-
-
-@pytest.mark.parametrize("drafts", [2**31 - 1, 2**40, 2**61, 2**62, 2**63 - 1])
-@pytest.mark.parametrize("groups", [1, 3])
-def test_speculative_blocks_beyond_any_pool_never_fit(drafts: int, groups: int) -> None:
-    kv = manager(20, *[("mamba", 1 << 20, drafts)] * groups, enable_caching=False)
-    before = state(kv)
-    assert None is kv.allocate_slots(Request("a", range(9)), 9)
-    assert before == state(kv)
-
-
-@pytest.mark.parametrize("window", [10**9, 2**62, 2**63 - 1])
-def test_a_window_beyond_any_prompt_needs_the_run_from_the_start(window: int) -> None:
-    kv, a = manager(50, ("sw", 4, window)), request("a", range(20))
-    admit(kv, a)
-    assert kv.allocate_slots(a, 1) is not None
-    assert 24 - 1 == kv._tables.settled["a"]  # decode steps up to there have nothing to do
-    kv.free(a)
-    assert 16 == kv.get_computed_blocks(request("b", range(20)))[1]
-    kv.evict_blocks([1])
-    assert 0 == kv.get_computed_blocks(request("b", range(20)))[1]
+    assert 0 == stats.requests
