@@ -11,50 +11,17 @@ import pytest
 
 from shmstore.scheduler import (
     AllBlocksCleared,
-    BlockHasher,
     BlockPool,
     BlockRemoved,
     BlockStored,
     KVCacheEvent,
     KVEventBatch,
-    Request,
 )
 from tests.scheduler import model
 from tests.scheduler.helpers import admit, features, manager, request
 
 
-def test_the_pool_keeps_the_given_order_at_the_head_and_at_the_tail() -> None:
-    for order, want in (("tail", [7, 2, 4, 1, 3]), ("uncached_first", [4, 1, 3, 7, 2])):
-        pool = BlockPool(8, True, free_order=order)
-        blocks = pool.get_new_blocks(6)
-        assert list(range(1, 7)) == [block.block_id for block in blocks]
-        pool.cache_full_blocks(request("r", range(8)), blocks[1:2], 0, 1, 4, 0)
-        pool.free_blocks([blocks[1], blocks[3], blocks[0], blocks[2]])
-        assert want == pool.free_block_ids()
-        assert {5: 1, 6: 1} == pool.ref_counts()
-        pool.check_valid()
-
-
-def test_a_look_up_over_groups_misses_where_one_misses() -> None:
-    pool = BlockPool(9, True)
-    r = request("r", range(4))
-    a, b = pool.get_new_blocks(2)
-    pool.cache_full_blocks(r, [a], 0, 1, 4, 0)
-    assert None is pool.get_cached_block(r.block_hashes[0], [0, 1])
-    pool.cache_full_blocks(r, [b], 0, 1, 4, 1)
-    assert [a, b] == pool.get_cached_block(r.block_hashes[0], [0, 1])
-
-
-def test_usage_is_a_share_without_the_null_block() -> None:
-    pool = BlockPool(5, True)
-    pool.get_new_blocks(1)
-    assert (0.25, 0.0, 3) == (pool.get_usage(), BlockPool(1, True).get_usage(), pool.get_num_free_blocks())
-
-
-# ---- events ----
-
-
-def test_a_stored_event_begins_behind_leading_null_blocks() -> None:
+def test_a_stored_event_begins_after_leading_null_blocks() -> None:
     pool = BlockPool(9, True, events=True)
     r = request("r", range(16))
     blocks = [pool.null_block, pool.null_block, *pool.get_new_blocks(2)]
@@ -63,50 +30,33 @@ def test_a_stored_event_begins_behind_leading_null_blocks() -> None:
     pool.cache_full_blocks(r, blocks, 1, 4, 4, 5)
     (event,) = pool.take_events()
     assert ["BlockStored", r.block_hashes[2:], r.block_hashes[1], [*range(8, 16)], 4, None, "GPU", 5] == event.to_list()
-
-
-def test_a_pool_in_use_is_not_reset_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    kv, a = manager(9, ("full", 4)), request("a", range(9))
-    admit(kv, a)
-    assert kv.reset_prefix_cache() is False
-    assert ["WARNING"] == [record.levelname for record in caplog.records]
+    assert blocks[2:3] == pool.get_cached_block(r.block_hashes[2], [5])
+    assert None is pool.get_cached_block(r.block_hashes[2], [5, 0])
 
 
 def test_events_have_two_msgpack_forms_and_come_back_from_each() -> None:
-    events: list[Any] = [
-        BlockStored(
-            [b"a" * 32, 7], None, [1, 2], 1, 4, "GPU", 0, lora_name="L", extra_keys=[["L", ["img", -2], b"d"], None],
-            kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=8,
-        ),
-        BlockRemoved([7], "GPU", 1),
-        AllBlocksCleared(),
-    ]  # fmt: skip
-    assert {
-        "type": "BlockStored", "block_hashes": [b"a" * 32, 7], "parent_block_hash": None, "token_ids": [1, 2],
-        "block_size": 1, "lora_id": 4, "medium": "GPU", "group_idx": 0, "lora_name": "L",
-        "extra_keys": [["L", ["img", -2], b"d"], None], "kv_cache_spec_kind": "sliding_window",
-        "kv_cache_spec_sliding_window": 8,
-    } == msgpack.unpackb(events[0].to_msgpack())  # fmt: skip
-    assert [
+    names = "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "group_idx"
+    stored: list[Any] = ["BlockStored", [b"a" * 32, 7], None, [1, 2], 1, 4, "GPU", 0]
+    more: dict[str, Any] = {
+        "lora_name": "L", "extra_keys": [["L", ["img", -2], b"d"], None],
+        "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8,
+    }  # fmt: skip
+    arrays = [stored, ["BlockRemoved", [7], "GPU", 1], ["AllBlocksCleared"]]
+    maps = [
+        dict(zip(names, stored, strict=True)) | more,
         {"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU", "group_idx": 1},
         {"type": "AllBlocksCleared"},
-    ] == [msgpack.unpackb(event.to_msgpack()) for event in events[1:]]
-    arrays = [
-        ["BlockStored", [b"a" * 32, 7], None, [1, 2], 1, 4, "GPU", 0],
-        ["BlockRemoved", [7], "GPU", 1],
-        ["AllBlocksCleared"],
     ]
-    assert arrays == [event.to_list() for event in events]
-    assert arrays == [msgpack.unpackb(event.to_msgpack(format="array")) for event in events]
-    assert events == [KVCacheEvent.from_msgpack(event.to_msgpack()) for event in events]
-    older = [BlockStored([b"a" * 32, 7], None, [1, 2], 1, 4, "GPU", 0), *events[1:]]
-    assert older == [KVCacheEvent.from_msgpack(event.to_msgpack("array")) for event in events]
-    batch = KVEventBatch(1.5, events, 3)
-    assert [1.5, [event.to_dict() for event in events], 3] == msgpack.unpackb(batch.to_msgpack())
-    assert [1.5, arrays, 3] == msgpack.unpackb(batch.to_msgpack("array"))
-    assert batch == KVEventBatch.from_msgpack(batch.to_msgpack())
-    assert KVEventBatch(1.5, older, 3) == KVEventBatch.from_msgpack(batch.to_msgpack("array"))
-    for call in (events[1].to_msgpack, batch.to_msgpack, KVEventBatch(0, []).to_msgpack):
+    others: list[KVCacheEvent] = [BlockRemoved([7], "GPU", 1), AllBlocksCleared()]
+    batch = KVEventBatch(1.5, [BlockStored(*stored[1:], **more), *others], 3)
+    older = KVEventBatch(1.5, [BlockStored(*stored[1:]), *others], 3)
+    for format, forms, back in (("map", maps, batch), ("array", arrays, older)):
+        assert [1.5, forms, 3] == msgpack.unpackb(batch.to_msgpack(format))
+        assert back == KVEventBatch.from_msgpack(batch.to_msgpack(format))
+        for event, form, alone in zip(batch.events, forms, back.events, strict=True):
+            assert form == msgpack.unpackb(event.to_msgpack(format))
+            assert alone == KVCacheEvent.from_msgpack(event.to_msgpack(format))
+    for call in (others[0].to_msgpack, batch.to_msgpack, KVEventBatch(0, []).to_msgpack):
         with pytest.raises(ValueError, match="list"):
             call("list")
 
@@ -141,6 +91,10 @@ def test_a_stored_event_has_the_extra_keys_of_each_of_its_blocks(embeds: Any) ->
 
 def test_a_requests_adapter_is_told_also_as_vllm_has_it() -> None:
     kv, r = manager(9, ("mla", 4), enable_kv_cache_events=True), request("r", range(8))
+    r.lora_request = "L"  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        kv.allocate_slots(r, 8)
+    assert ([], []) == (kv.get_block_ids("r")[0], kv.take_events())
     r.lora_request = SimpleNamespace(lora_name="L", lora_int_id=7, lora_path="/l")  # type: ignore[attr-defined]
     assert kv.allocate_slots(r, 8) is not None
     (event,) = kv.take_events()
@@ -148,14 +102,6 @@ def test_a_requests_adapter_is_told_also_as_vllm_has_it() -> None:
     assert (7, "L", [["L"], ["L"]], "mla_attention") == (
         event.lora_id, event.lora_name, event.extra_keys, event.kv_cache_spec_kind,
     )  # fmt: skip
-
-
-def test_a_request_whose_adapter_cannot_be_read_changes_nothing() -> None:
-    kv, r = manager(9, ("full", 4), enable_kv_cache_events=True), request("r", range(8))
-    r.lora_request = "L"  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError):
-        kv.allocate_slots(r, 8)
-    assert ([], []) == (kv.get_block_ids("r")[0], kv.take_events())
 
 
 def test_what_is_no_event_is_refused_and_what_others_add_is_not() -> None:
@@ -227,25 +173,6 @@ def test_context_parallelism_multiplies_the_block_size() -> None:
     assert (32, ([4],)) == admit(kv, request("b", range(40), block_size=16))
 
 
-def test_any_object_with_the_attributes_serves_as_a_request() -> None:
-    class Own:
-        request_id = "own"
-        num_computed_tokens = 0
-        num_preemptions = 0
-        skip_reading_prefix_cache = False
-        all_token_ids = tuple(range(9))
-        num_tokens = 9
-        block_hashes = tuple(Request("x", range(9), block_hasher=BlockHasher(4)).block_hashes)
-
-    kv = manager(30, ("full", 4), enable_kv_cache_events=True)
-    assert (0, ([1, 2, 3],)) == admit(kv, Own())  # type: ignore[arg-type]
-    assert [list(range(8))] == [event.token_ids for event in kv.take_events() if isinstance(event, BlockStored)]
-    assert (8, ([4],)) == admit(kv, request("b", range(9)))
-
-
-# ---- KVCacheBlocks ----
-
-
 def test_blocks_are_values_with_ids_at_hand_and_objects_on_demand() -> None:
     kv = manager(30, ("full", 4), ("sw", 4, 8), free_order="tail")
     r = request("a", range(10))
@@ -266,17 +193,10 @@ def test_blocks_are_values_with_ids_at_hand_and_objects_on_demand() -> None:
 
 def test_there_is_one_empty_instance() -> None:
     kv = manager(30, ("full", 4), ("sw", 4, 8))
-    empty = kv.empty_kv_cache_blocks
-    got = kv.allocate_slots(request("a", range(4)), 4)
+    empty, got = kv.empty_kv_cache_blocks, kv.allocate_slots(request("a", range(4)), 4)
     assert got is not None
-    same = (
-        kv.get_blocks("nobody"),
-        got.new_empty(),
-        kv.create_kv_cache_blocks(([], [])),
-        empty + empty,
-        empty.new_empty(),
-    )
-    assert [True] * 5 == [blocks is empty for blocks in same]
+    for same in (kv.get_blocks("nobody"), got.new_empty(), kv.create_kv_cache_blocks(([], [])), empty + empty):
+        assert same is empty
     assert got is got + empty
     assert got is empty + got
     assert (([], []), None) == (empty.get_block_ids(), empty.get_block_ids(allow_none=True))
@@ -292,7 +212,3 @@ def test_unhashed_blocks_are_those_without_a_key_in_one_group() -> None:
     assert [5] == kv.get_blocks("a").get_unhashed_block_ids()
     kv.evict_blocks([4])
     assert [4, 5] == kv.get_blocks("a").get_unhashed_block_ids()
-
-
-def test_the_pool_takes_at_most_80_bytes_a_block() -> None:
-    assert 80 >= BlockPool(100_000, True).core.nbytes / 100_000
