@@ -108,6 +108,8 @@ def test_a_step_that_needs_no_block_is_asked_the_same_questions() -> None:
         (("sw", 4, 9), {"max_in_flight_tokens": 29}, False),
         (("chunk", 4, 12), {"max_in_flight_tokens": 28}, True),
         (("chunk", 4, 12), {"max_in_flight_tokens": 29}, False),
+        (("chunk", 4, 10), {"max_in_flight_tokens": 26}, True),  # 9 blocks, and one more: chunks begin inside blocks
+        (("chunk", 4, 10), {"max_in_flight_tokens": 27}, False),
     ],
 )
 def test_a_sequence_that_must_fit_counts_what_a_window_holds_at_a_time(group: Any, options: Any, fits: bool) -> None:
