@@ -4,7 +4,6 @@ A C handle is freed when the last Python object that needs its mapping is gone, 
 After `close` the pointer is NULL, which C takes for a closed handle.
 """
 
-import errno
 import os
 import struct
 import threading
