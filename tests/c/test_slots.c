@@ -16,11 +16,10 @@ static int valid(uint64_t next_id) {
         const shms_slot *a = &slots[i];
         if (a->state == SHMS_FREE)
             continue;
-        uint64_t extra = a->flags >> 8 & SHMS_MAX_EXTRA,
-                 at = shms_align_up((a->head & UINT32_MAX) + (a->head >> 32), 64);
+        uint64_t extra = a->flags >> 8 & SHMS_MAX_EXTRA, at = shms_align_up(shms_slot_key_len(a) + (a->head >> 32), 64);
         if (a->state > SHMS_EVICTING || (a->flags & 0xff) >= 4 * SHMS_KINDS || (extra && at + extra > a->length) ||
             (!(a->flags & 2) && a->flags >> 32) || a->id == 0 || a->id >= next_id ||
-            !bounded(a->offset, a->length, a->head & UINT32_MAX, a->head >> 32))
+            !bounded(a->offset, a->length, shms_slot_key_len(a), a->head >> 32))
             return SHMS_ECORRUPT;
         for (int j = 0; j < i; j++) {
             const shms_slot *b = &slots[j];
