@@ -32,6 +32,7 @@ def test_external_tokens_get_blocks_in_all_groups_before_new_tokens_do() -> None
     # 16 external tokens, of which the window of the 17th reaches back to the 10th, in the third block
     assert ([1, 2, 3, 4, 7], [5, 6, 8]) == got.get_block_ids()
     assert ([1, 2, 3, 4, 7], [0, 0, 5, 6, 8]) == kv.get_block_ids("a")
+    assert [1, 2, 3, 4, 5, 6, 7, 8] == kv.block_pool.cached_block_ids()
 
 
 def test_found_blocks_that_external_tokens_put_after_the_window_are_not_taken() -> None:
@@ -117,13 +118,15 @@ def test_a_sequence_that_must_fit_counts_what_a_window_holds_at_a_time(group: An
     assert fits is (kv.allocate_slots(request("a", range(80)), 4, full_sequence_must_fit=True) is not None)
 
 
-def test_popped_blocks_stay_in_use_until_they_are_freed() -> None:
+def test_popped_blocks_stay_in_use_until_they_are_freed(caplog: pytest.LogCaptureFixture) -> None:
     kv, a = two_groups(), request("a", range(18))
     admit(kv, a)
     blocks = kv.pop_blocks_for_free(a)
     assert list(range(1, 11)) == [block.block_id for block in blocks]
     assert ([], []) == kv.get_block_ids("a")
     assert dict.fromkeys(range(1, 11), 1) == kv.block_pool.ref_counts()
+    assert kv.reset_prefix_cache() is False
+    assert ["WARNING"] == [record.levelname for record in caplog.records]
     assert [] == list(kv.pop_blocks_for_free(a))
     kv.block_pool.free_blocks(reversed(blocks))
     assert {} == kv.block_pool.ref_counts()

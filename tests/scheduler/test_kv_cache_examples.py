@@ -193,8 +193,9 @@ def test_blocks_are_values_with_ids_at_hand_and_objects_on_demand() -> None:
 
 def test_there_is_one_empty_instance() -> None:
     kv = manager(30, ("full", 4), ("sw", 4, 8))
-    empty, got = kv.empty_kv_cache_blocks, kv.allocate_slots(request("a", range(4)), 4)
+    empty, got = kv.empty_kv_cache_blocks, kv.allocate_slots(request("a", range(1)), 1)
     assert got is not None
+    assert got is not empty
     for same in (kv.get_blocks("nobody"), got.new_empty(), kv.create_kv_cache_blocks(([], [])), empty + empty):
         assert same is empty
     assert got is got + empty

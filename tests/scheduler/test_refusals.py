@@ -123,6 +123,7 @@ def test_an_argument_that_cannot_be_is_refused_by_name(
         ("Empty", lambda: KVCacheManager(KVCacheConfig(9, [KVCacheGroupSpec(["a"], Empty(4))]), 64, 4)),
         ("context parallelism", lambda: manager(9, FULL, WINDOW, dcp_world_size=2, hash_block_size=8)),
         ("context parallelism", lambda: manager(9, WINDOW, pcp_world_size=2, hash_block_size=8)),
+        ("^block_size must", lambda: manager(9, ("full", 2**31), enable_caching=False)),
         ("world sizes", lambda: manager(9, ("full", 2**20), dcp_world_size=2**11, enable_caching=False)),
         ("sliding_window", lambda: manager(9, ("sw", 4, 2**63))),
         ("is_eagle_group", lambda: manager(9, FULL, WINDOW, retention_interval=0, use_eagle=True)),
