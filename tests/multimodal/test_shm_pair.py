@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Self
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter, StoreClosedError
+from shmstore.bindings.batch import Batch
 from shmstore.multimodal import (
     CacheInfo,
     MultiModalBatchedField,
@@ -144,6 +146,21 @@ def test_a_new_item_goes_inline_while_all_three_places_are_leased(
         assert [item(5 * MIB)] * 3 == engine.read(outputs, "ABC")
         assert [item(2 * MIB), item(5 * MIB)] == engine.read(more, "GA")
         assert CacheInfo(1, 5) == engine.sender.make_stats()
+
+
+def test_who_holds_a_full_store_is_found_out_only_for_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Mock(wraps=Batch.refusal)
+    monkeypatch.setattr(Batch, "refusal", lambda batch: refusal(batch))
+    with Engine(int(15.2 * MIB), shm_max_object_size_mb=6) as engine:
+        engine.send(A=5 * MIB, B=5 * MIB, C=5 * MIB)
+        with caplog.at_level(logging.WARNING):
+            for name in "DEFGH":
+                assert ["inline"] == kinds(engine.send(**{name: 2 * MIB}))
+        told = [record.message for record in caplog.records]
+        assert 3 == refusal.call_count == len(told)  # 1st, 2nd, 4th
+        assert all("held by rank 0" in message for message in told)
 
 
 # --- inline --------------------------------------------------------------------------------------------------------

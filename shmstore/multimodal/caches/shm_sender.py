@@ -326,16 +326,18 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         item, updates = mm_item
         kept, extra = self._updates.written(mm_item, mm_hash)
         kind = self._kind_of(item, updates)
+        n = self.inline_full + missed.count(StoreFullError) + 1
+        brief = n & (n - 1) != 0  # as in _warn
         try:
             try:
-                ref = self._inside.put(batch, mm_hash, item, self._hold, extra, kind)
+                ref = self._inside.put(batch, mm_hash, item, self._hold, extra, kind, brief=brief)
             except ObjectExistsError:  # a repetition, of another thread perhaps; or its updates are unknown
                 there = self._inside.hand_out(batch, mm_hash, self._hold)
                 output = self._checked((there, self._updates.of(there, mm_hash)), mm_hash, mm_item)
                 if output is not None:
                     return output
                 self.invalidate(mm_hash)
-                ref = self._inside.put(batch, mm_hash, item, self._hold, extra, kind)
+                ref = self._inside.put(batch, mm_hash, item, self._hold, extra, kind, brief=brief)
         except _NO_VALUE as error:
             raise named(error, f"item of {shown(mm_hash)}") from None
         except _NO_ROOM as error:
