@@ -171,8 +171,9 @@ int shms_writer_stats(shms_writer *w, shms_stats *out);
 /* Adds to what a call was refused for who holds how much now. It asks each rank about each object, which the refusal
  * need not: with 256 ranks and 10^5 objects it takes half a second, and yields. */
 int shms_writer_holders(shms_writer *w, shms_refusal *why);
-/* Copies each key that begins with `prefix`, in order of its object's age: 4 bytes with its length, then the key. *size
- * is the room, and is set to the bytes needed. */
+/* Copies each key that begins with `prefix`: 8 bytes with its object's id, 4 with the key's length, then the key. *size is
+ * the room, and is set to the bytes needed. Other threads may have had the mutex: what they store may be missing, and a key
+ * that they store again may come twice. */
 int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
 int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
 

@@ -1,7 +1,6 @@
 /*
  * keys.c - the calls that protect, delete and list objects by key.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "adopt.h"
@@ -100,24 +99,23 @@ int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, 
     int rc = shms_writer_enter_to_list(w);
     if (rc)
         return rc;
-    uint64_t room = *size;
-    *size = 0;
-    for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i])
-        if (listed(w, i, prefix, prefix_len))
-            *size += sizeof(uint32_t) + shms_slot_key_len(&w->seg.slots[i]);
-    if (*size == 0 || *size > room)
-        return shms_writer_leave(w, SHMS_OK);
-    uint32_t slots = (uint32_t)w->seg.layout.max_objects, *order = malloc(slots * sizeof *order);
-    uint32_t n = order ? shms_slots_by_age(w->seg.slots, slots, order) : SHMS_NONE;
-    for (uint32_t i = 0; n != SHMS_NONE && i < n; i++) {
-        const shms_slot *s = &w->seg.slots[order[i]];
-        uint32_t len = shms_slot_key_len(s);
-        if (!listed(w, order[i], prefix, prefix_len))
+    uint64_t room = *size, used = 0;
+    for (uint32_t i = 0; i < w->seg.layout.max_objects; i++) {
+        if (i % AT_ONCE == AT_ONCE - 1 && shms_writer_yield(w) && w->closed)
+            return shms_writer_leave(w, SHMS_ECLOSED);
+        if (!listed(w, i, prefix, prefix_len))
             continue;
-        memcpy(out, &len, sizeof len);
-        memcpy(out + sizeof len, w->seg.data + shms_get(&s->offset), len);
-        out += sizeof len + len;
+        SHMS_LOOK("list");
+        const shms_slot *s = &w->seg.slots[i];
+        uint64_t id = shms_get(&s->id);
+        uint32_t len = shms_slot_key_len(s);
+        if (used + sizeof id + sizeof len + len <= room) {
+            memcpy(out + used, &id, sizeof id);
+            memcpy(out + used + sizeof id, &len, sizeof len);
+            memcpy(out + used + sizeof id + sizeof len, w->seg.data + shms_get(&s->offset), len);
+        }
+        used += sizeof id + sizeof len + len;
     }
-    free(order);
-    return shms_writer_leave(w, n == SHMS_NONE ? SHMS_ENOMEM : SHMS_OK);
+    *size = used;
+    return shms_writer_leave(w, SHMS_OK);
 }

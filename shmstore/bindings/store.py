@@ -29,7 +29,7 @@ _has = lib.shms_writer_has
 _SIZE = ffi.typeof("uint64_t *")
 _BYTES = ffi.typeof("uint8_t[]")
 _FEW = 256  # bytes
-_length = struct.Struct("=I")
+_listed = struct.Struct("=QI")
 SHARED = lib.shms_reader_acquire
 PRIVATELY = lib.shms_reader_acquire_private
 """How `Reader.acquire` gets a payload that is copy-on-write."""
@@ -313,14 +313,15 @@ class Writer:
         size, room = _new(_SIZE), 0
         out = _new(_BYTES, room)
         while require(lib.shms_writer_stored(self._w, prefix, len(prefix), out, size)) or size[0] > room:
-            room = size[0]
+            room = size[0] + size[0] // 8  # other threads may store more meanwhile
             out = _new(_BYTES, room)
-        packed, keys, at = _buffer(out, size[0])[:], [], 0
+        packed, found, at = _buffer(out, size[0])[:], [], 0
         while at < len(packed):
-            start = at + _length.size
-            at = start + _length.unpack_from(packed, at)[0]
-            keys.append(split(packed[start:at]))
-        return keys
+            number, length = _listed.unpack_from(packed, at)
+            at += _listed.size + length
+            found.append((number, packed[at - length : at]))
+        found.sort()
+        return [split(key) for key in dict.fromkeys(key for _, key in found)]
 
     def kind(self, name: bytes) -> int:
         """Return the number of a kind, or 0 if there is none left."""

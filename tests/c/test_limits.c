@@ -224,7 +224,7 @@ static int list(void) {
     uint8_t out[256];
     uint64_t size = sizeof out;
     int rc = shms_writer_stored(mine, "", 0, out, &size);
-    CHECK(rc || size == 4 + 3);
+    CHECK(rc || size == 8 + 4 + 3);
     return rc;
 }
 /* Without its byte, a claim is granted all the same. */
