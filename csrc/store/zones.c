@@ -76,8 +76,10 @@ static bool measure(shms_zones *z, uint32_t zone, int64_t *budget) {
 }
 
 static void begin_survey(shms_zones *z, uint32_t zone) {
-    if (z->unfinished.zone != SHMS_NONE) /* of another zone, or of this one before a change */
+    if (z->unfinished.zone != SHMS_NONE) { /* of another zone, or of this one before a change */
         z->ring->zones[z->unfinished.zone].stale = true;
+        z->free[z->unfinished.zone] = 0; /* it is in no total yet */
+    }
     z->unfinished = (shms_survey){.zone = zone, .next = z->ring->zones[zone].first};
     for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++) {
         z->unfinished.starts[k] = shms_zone_start(z->ring, zone);

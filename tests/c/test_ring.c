@@ -238,6 +238,27 @@ static void every_search_finds_what_the_model_has(uint64_t seed) {
     }
 }
 
+/* A survey that has used up its budget, and then begins anew, counts what may go once. */
+TEST(a_survey_that_begins_anew_counts_once) {
+    int64_t budget;
+    begin();
+    for (uint32_t s = 0; s < 8; s++) {
+        slots[s] = (shms_slot){.state = SHMS_LIVE, .id = ++next_id, .offset = 64 * s, .length = 64, .head = 1};
+        holder[s] = NOBODY;
+        shms_ring_insert(&ring, s, SHMS_NONE);
+    }
+    model_sort();
+    for (int round = 0; round < 3; round++) {
+        budget = 1;
+        CHECK(!shms_zones_survey(&zones, &budget));
+        if (round == 1) /* another zone comes in between */
+            CHECK_EQ(0, shms_zones_find(&zones, CAPACITY / 2, CAPACITY, CAPACITY / 2, CAPACITY, SHMS_ANY,
+                                        &(int64_t){INT64_MAX}, &(uint64_t){0}, &(uint64_t){0}));
+        shms_ring_stale_slot(&ring, 7);
+    }
+    zones_match_model();
+}
+
 /* The ring knows of a gap that a hand has left. */
 TEST(no_gap_is_longer_than_the_ring_reports) {
     uint64_t seed = 3;
