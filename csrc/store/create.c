@@ -94,13 +94,11 @@ static int create_locked(shms_segment *seg, const shms_options *options) {
         rc = shms_segment_have_name(seg);
     if (rc)
         return rc == SHMS_ENOSTORE ? SHMS_EWRITERACTIVE : rc;
-    int fd = shms_file_again(seg, SHMS_ROLE_WRITER);
+    int fd = shms_file_begin(seg, SHMS_ROLE_WRITER);
     if (fd < 0)
         return fd;
     rc = fill(seg, fd, options);
-    int saved = errno;
-    close(fd);
-    errno = saved;
+    shms_file_end(seg);
     return rc;
 }
 

@@ -7,7 +7,8 @@
  * - The descriptor of that opening exists only inside shms_segment_lock_byte, between shms_forks_stop and
  *   shms_forks_go_on, which is the mutex that a pthread_atfork handler takes. So no child of fork() copies it. A child of
  *   vfork() or clone() may, within these microseconds, until it calls exec.
- * - Every open segment is on a list. In the child, the handlers close the other descriptors and mark the segments.
+ * - Every open segment is on a list. In the child, the handlers close the other descriptors and mark the segments. One
+ *   is there only for the moment in which a call writes (shms_file_begin), and that may be long: a creation takes memory.
  * - The child never sees half a list, and starts with an empty one. A segment on the old list may lie on the stack of a
  *   thread that fork did not copy.
  *
@@ -53,6 +54,12 @@ void shms_file_close(shms_segment *seg) {
     seg->fd = -1;
 }
 
+static void close_brief(shms_segment *seg) {
+    if (seg->brief && shms_file_is(seg, seg->brief))
+        close(seg->brief);
+    seg->brief = 0;
+}
+
 void shms_forks_stop(void) { pthread_mutex_lock(&open_mutex); }
 void shms_forks_go_on(void) { pthread_mutex_unlock(&open_mutex); }
 uint32_t shms_forks(void) { return n_forks; }
@@ -64,6 +71,7 @@ static void fork_child(void) {
         atomic_store(&s->forked, 1);
         s->lock = s->name = NULL; /* the child has no such page, and the address may be another mapping's by now */
         shms_file_close(s);
+        close_brief(s);
     }
     open_segments = NULL;
     shms_forks_go_on();
@@ -179,6 +187,22 @@ int shms_file_again(const shms_segment *seg, int role) {
         return fd;
     close(fd); /* the name is another segment's by now */
     return SHMS_ENOSTORE;
+}
+
+int shms_file_begin(shms_segment *seg, int role) {
+    shms_forks_stop();
+    int fd = shms_file_again(seg, role);
+    seg->brief = fd < 0 ? 0 : fd;
+    shms_forks_go_on();
+    return fd;
+}
+
+void shms_file_end(shms_segment *seg) {
+    int saved = errno;
+    shms_forks_stop();
+    close_brief(seg);
+    shms_forks_go_on();
+    errno = saved;
 }
 
 int shms_file_size(const shms_segment *seg, uint64_t *size) {

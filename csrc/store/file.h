@@ -25,8 +25,11 @@ uint32_t shms_forks(void);
 /* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
 bool shms_file_is(const shms_segment *seg, int fd);
 /* Opens the segment's file once more: for an inspector to read, else to write. A descriptor above 2, or SHMS_ENOSTORE or
- * ESYS. */
+ * ESYS. Call it between the two above, or a forked child may keep the descriptor. */
 int shms_file_again(const shms_segment *seg, int role);
+/* The same for a descriptor that serves until _end, and that no forked child keeps. One at a time. */
+int shms_file_begin(shms_segment *seg, int role);
+void shms_file_end(shms_segment *seg); /* errno stays */
 /* Stats the file that has the name, without a descriptor. So it works also for a file that may not be opened. */
 bool shms_file_stat(const shms_segment *seg, struct stat *st);
 int shms_file_size(const shms_segment *seg, uint64_t *size); /* SHMS_ELAYOUT: it is no regular file */

@@ -143,8 +143,11 @@ int shms_segment_have_name(shms_segment *seg) {
 /* Removes the name, unless a writer or the owner has it, or it is to stay. */
 static void leave_name(shms_segment *seg, int unlinks) {
     bool last = false, stays = false;
-    if (!shms_file_is(seg, seg->fd)) /* foreign code has closed it */
+    if (!shms_file_is(seg, seg->fd)) { /* foreign code has closed it */
+        shms_forks_stop();
         seg->fd = shms_file_again(seg, SHMS_ROLE_INSPECTOR);
+        shms_forks_go_on();
+    }
     /* Again if another has left it meanwhile, and could not look: this process may have been stopped for long. */
     while (!last && !shms_segment_is_had(seg) && shms_segment_stop_names(seg)) {
         last = !shms_segment_is_had(seg);

@@ -51,11 +51,11 @@ static int open_mapped(shms_segment *seg, int role, const shms_expected *expecte
         rc = SHMS_ESPARSE;
     if (rc)
         return rc;
-    int fd = shms_file_again(seg, role);
+    int fd = shms_file_begin(seg, role);
     if (fd < 0)
         return fd;
     rc = shms_segment_map(seg, fd, role);
-    close(fd);
+    shms_file_end(seg);
     return rc;
 }
 

@@ -42,6 +42,7 @@ typedef struct shms_segment {
     uint8_t *all_data; /* of all arenas */
     uint64_t control_size, data_size; /* as mapped */
     int fd;                           /* probes locks, holds none; read-only and above 2; negative: closed */
+    int brief;                        /* of shms_file_begin; 0: none */
     void *lock;                       /* the mapped page that keeps this process's lock; NULL: no lock */
     void *name;                       /* the same for the lock of a writer or owner that has the name */
     _Atomic int forked;               /* this process is a child of the one that opened it */
@@ -77,7 +78,7 @@ void shms_segment_warm(shms_segment *seg);
 uint64_t shms_segment_lacks(const shms_segment *seg);
 /* Reserves the arena's data if it is taken for the first time. For the holder of the arena's lock, before it writes
  * anything. SHMS_ENOSPC: `needed` (or NULL) says how many bytes. */
-int shms_segment_reserve(const shms_segment *seg, uint64_t *needed);
+int shms_segment_reserve(shms_segment *seg, uint64_t *needed);
 
 /* Opens a published segment in a role, without taking a lock. SHMS_EFOREIGN before anything of it is read or mapped, if
  * it is not the expected user's; and if its mode admits others, but not for an inspector. SHMS_EINVAL if the rank is not

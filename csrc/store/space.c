@@ -116,7 +116,7 @@ uint64_t shms_segment_lacks(const shms_segment *seg) {
     return lacks(seg, arenas);
 }
 
-int shms_segment_reserve(const shms_segment *seg, uint64_t *needed) {
+int shms_segment_reserve(shms_segment *seg, uint64_t *needed) {
     const shms_layout *l = &seg->layout;
     uint64_t arenas = taken(seg), own = UINT64_C(1) << seg->arena;
     if (arenas & own)
@@ -127,11 +127,10 @@ int shms_segment_reserve(const shms_segment *seg, uint64_t *needed) {
      * other arenas are being reserved, the kernel refuses. */
     if (shms_exceeds_free_space(seg->fd, lacks(seg, arenas | own)))
         return SHMS_ENOSPC;
-    int fd = shms_file_again(seg, SHMS_ROLE_WRITER);
+    int fd = shms_file_begin(seg, SHMS_ROLE_WRITER);
     if (fd < 0)
         return fd;
-    int rc = shms_file_reserve(fd, l->data_at + seg->arena * l->data_stride, l->data_stride), saved = errno;
-    close(fd);
-    errno = saved;
+    int rc = shms_file_reserve(fd, l->data_at + seg->arena * l->data_stride, l->data_stride);
+    shms_file_end(seg);
     return rc;
 }

@@ -37,11 +37,31 @@ int fstatfs(int fd, struct statfs *fs) {
     return rc;
 }
 
+/* How many descriptors of that file a child has that another thread forks now. */
+static int kept_by_a_child(int fd) {
+    struct stat own, st;
+    int status, n = 0;
+    CHECK(fstat(fd, &own) == 0);
+    pid_t child = fork();
+    for (int i = 0; child == 0 && i < 256; i++)
+        n += fstat(i, &st) == 0 && st.st_dev == own.st_dev && st.st_ino == own.st_ino;
+    if (child == 0)
+        _exit(n);
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static bool forks;
+static int forked, kept;
 static off_t reserved_last;
 static int calls, refused_call; /* from that one on; below 0: only that one; 0: none */
 static int refused_why = ENOSPC;
 int fallocate(int fd, int mode, off_t at, off_t n) {
     if (mode == 0) {
+        if (forks) {
+            kept += kept_by_a_child(fd);
+            forked++;
+        }
         reserved_last = at;
         calls++;
         if (refused_call && (refused_call > 0 ? calls >= refused_call : calls == -refused_call)) {
@@ -128,6 +148,22 @@ TEST(an_arena_takes_memory_from_its_first_writer_on) {
         CHECK_EQ(with_arenas(taken + 2), allocated());
         end();
     }
+}
+
+TEST(a_child_forked_while_memory_is_taken_keeps_no_descriptor) {
+    forks = true;
+    create(1 << 20, 0);
+    shms_writer *w;
+    int before = forked;
+    CHECK(before > 0);
+    close(file);
+    CHECK_EQ(SHMS_OK, shms_writer_join(&w, name, 1, NULL));
+    CHECK(forked > before);
+    forks = false;
+    CHECK_EQ(0, kept);
+    shms_writer_free(w);
+    file = shm_open(name, O_RDWR, 0);
+    end();
 }
 
 TEST(an_arena_that_does_not_fit_stays_free_and_nothing_of_it_is_written) {
