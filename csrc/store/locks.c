@@ -129,14 +129,20 @@ bool shms_segment_stop_names(const shms_segment *seg) {
 void shms_segment_names_go_on(const shms_segment *seg) { flock(seg->fd, LOCK_UN); }
 
 int shms_segment_have_name(shms_segment *seg) {
-    if (!shms_segment_stop_names(seg))
-        return errno == EWOULDBLOCK ? SHMS_EWRITERACTIVE : SHMS_ESYS;
-    int rc = SHMS_ENOSTORE;
-    if (shms_segment_named(seg))
-        rc = (seg->name = shms_segment_lock_byte(seg, NAMES + seg->arena)) ? SHMS_OK : SHMS_ESYS;
-    int saved = errno;
-    shms_segment_names_go_on(seg);
-    errno = saved;
+    uint32_t turns = 0;
+    int rc;
+    do { /* again while a predecessor that was killed has that byte: its two pages go one after the other */
+        if (!shms_segment_stop_names(seg))
+            return errno == EWOULDBLOCK ? SHMS_EWRITERACTIVE : SHMS_ESYS;
+        rc = SHMS_ENOSTORE;
+        if (shms_segment_named(seg)) {
+            seg->name = shms_segment_lock_byte(seg, NAMES + seg->arena);
+            rc = seg->name ? SHMS_OK : errno == EAGAIN ? SHMS_EWRITERACTIVE : SHMS_ESYS;
+        }
+        int saved = errno;
+        shms_segment_names_go_on(seg);
+        errno = saved;
+    } while (rc == SHMS_EWRITERACTIVE && shms_lock_again(&turns));
     return rc;
 }
 

@@ -106,7 +106,7 @@ int shms_segment_take(shms_segment *seg, int arena, uint64_t without);
 /* Does a process hold the role's lock? Takes about 0.4 us, or 0.6 us if the lock is free. In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
 /* Has the name from now on, until _unlock. The last step of a call that makes a writer or an owner. SHMS_ENOSTORE: it was
- * removed meanwhile. SHMS_EWRITERACTIVE: a process that was stopped is removing it. */
+ * removed meanwhile. SHMS_EWRITERACTIVE: a process that was stopped is removing it, or was killed and is not gone yet. */
 int shms_segment_have_name(shms_segment *seg);
 /* Does a writer or the owner have the name? */
 bool shms_segment_is_had(const shms_segment *seg);

@@ -181,6 +181,31 @@ TEST(a_lock_that_is_taken_is_tried_again_for_a_hundred_milliseconds) {
     }
 }
 
+static int name_holder;
+
+static void end_name_holder(const char *label) {
+    if (strcmp(label, "lock") == 0 && name_holder) {
+        close(name_holder);
+        name_holder = 0;
+    }
+}
+
+/* The kernel takes the two pages of a process that was killed one after the other. */
+TEST(a_name_that_a_killed_writer_still_has_is_tried_again) {
+    shms_writer *w;
+    held_store = store_name("name");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, held_store, &(shms_options){.capacity = 4096, .n_readers = 1}));
+    shms_writer_free(w);
+    name_holder = shm_open(held_store, O_RDWR, 0);
+    struct flock fl = {.l_type = F_WRLCK, .l_start = SHMS_OWNER + 1 + SHMS_MAX_READERS, .l_len = 1};
+    CHECK(name_holder > 0 && fcntl(name_holder, F_OFD_SETLK, &fl) == 0);
+    CHECK_EQ(SHMS_EWRITERACTIVE, take(SHMS_ROLE_WRITER, false));
+    shms_step_hook = end_name_holder;
+    CHECK_EQ(SHMS_OK, take(SHMS_ROLE_WRITER, false));
+    shms_step_hook = NULL;
+    CHECK_EQ(0, shm_unlink(held_store));
+}
+
 static _Atomic int done;
 
 static void *lock_and_unlock(void *name) {
