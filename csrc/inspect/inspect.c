@@ -3,8 +3,8 @@
  *
  * Three kinds of records, and how the inspector knows that a copy is consistent:
  *
- * 1. A slot. Its words change only in WRITING, except for one bit of the flags (D1). The writer puts a release fence
- *    between WRITING (P2) and the first of them. The inspector reads state and id, then the words, then an acquire
+ * 1. A slot. Its words change only in WRITING, except for one bit of the flags (D1) and the mark in `head`, which no record
+ *    has. The writer puts a release fence between WRITING (P2) and the first of them. The inspector reads state and id, then the words, then an acquire
  *    fence, then state and id again. If it has read a word of a later object, it then sees WRITING or a later state. A
  *    later state has another id, because ids are never reused. So if LIVE and the id are the same, the words are that
  *    object's. The same holds for its bytes, since W4 comes before the first of them is reused.
