@@ -23,8 +23,10 @@ uint64_t shms_page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
 
 bool shms_file_is_young(const shms_segment *seg) {
     struct stat st;
-    int64_t now = (int64_t)shms_clock_ns(CLOCK_REALTIME) / 1000000000;
-    return fstat(seg->fd, &st) || (st.st_size == 0 && st.st_mtim.tv_sec + SHMS_FIRST_SECONDS >= now);
+    if (fstat(seg->fd, &st))
+        return true;
+    int64_t age = (int64_t)shms_clock_ns(CLOCK_REALTIME) / 1000000000 - st.st_mtim.tv_sec;
+    return st.st_size == 0 && age >= -SHMS_FIRST_SECONDS && age <= SHMS_FIRST_SECONDS; /* the clock may be set back */
 }
 
 uint64_t shms_file_unit(const struct statfs *fs) {

@@ -416,6 +416,12 @@ def test_a_file_that_is_empty_and_young_is_being_created(stores: Stores, name: s
         ObjectStoreWriter.unlink(name)
     assert inode == (SHM / name).stat().st_ino
     assert 0 == reopened(stores, name).recovered  # nobody has gone on creating it
+    other = name + "-of-a-clock-that-was-set-back"
+    (SHM / other).touch(0o600)
+    os.utime(SHM / other, (time.time() + 3600,) * 2)
+    with raises(LayoutMismatchError, [other]):
+        ObjectStoreWriter.join(other)
+    (SHM / other).unlink()
 
 
 @pytest.mark.parametrize("wrong", [{"on_mismatch": "keep"}, {"capacity": 0}, {"max_objects": -1}])
