@@ -110,6 +110,26 @@ def test_items_of_one_hash_share_what_is_stored_but_not_with_another_shape(ranks
     assert (3, 1, 3) == (sender.writer.stats().puts, sender.writer.stats().hits, len(sender.writer))
 
 
+def test_a_given_tensor_takes_the_place_of_another_under_its_hash(ranks: Ranks, sender: Any) -> None:
+    """The hash may be a caller's. What was handed out before stays what it was."""
+    first = request(pixels(1), hashes=(7,))
+    for made in (pixels(2), pixels(2), pixels(1)):
+        send(ranks, request(made, hashes=(7,)))
+        assert [expected(made)] * 2 == ranks.answers()
+    send(ranks, first)
+    assert [expected(pixels(1))] * 2 == ranks.answers()
+    stats = sender.writer.stats()
+    assert (3, 1, 0) == (stats.puts, len(sender.writer), stats.open_leases)
+
+
+def test_a_tensor_that_was_written_to_is_sent_as_it_is_now(ranks: Ranks, sender: Any) -> None:
+    tensor = pixels(1)
+    for _ in range(2):
+        tensor.numpy()[0] += 1
+        send(ranks, request(tensor))
+        assert [expected(tensor)] * 2 == ranks.answers()
+
+
 @pytest.mark.parametrize("how", ["never sent", "refused while it is encoded"])
 def test_a_request_that_is_not_sent_leaves_no_lease(how: str, ranks: Ranks, sender: Any) -> None:
     made = request(pixels(1), pixels(2), stop="\ud800")  # which no UTF-8 has, and JSON from a client may

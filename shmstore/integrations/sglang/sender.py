@@ -4,6 +4,9 @@ A tensor is stored under its item's hash, if SGLang has computed one or was give
 requests. Else its key is a number of this process that belongs to the tensor object: the samples of one request send
 the same object, and share what is stored. That key ends with the object. An `id()` would not do, because it is used
 again; nor would torch's version of the tensor, because it misses writes through numpy.
+
+A hash that a caller gave may name another tensor today, and a tensor may have been written to since it was stored. So
+what is stored is compared with the given tensor, which takes its place if they differ.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from shmstore.integrations.sglang import STORE, capacity
 from shmstore.places import place_of
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreWriter
+from shmstore.store.batch import internals_of
 
 _log = logging.getLogger("sglang.shmstore")
 
@@ -54,10 +58,7 @@ class Sender:
             with self._lock:
                 writer = self._opened()
                 key, namespace = self._key_of(tensor, known_hash)
-                try:
-                    ref = writer.get_cached(key, namespace=namespace)
-                except ObjectNotFoundError:
-                    ref = writer.put(key, tensor, namespace=namespace)
+                ref = _stored(writer, key, namespace, tensor) or writer.put(key, tensor, namespace=namespace)
             return ref, writer
         except unless_interrupted(Exception) as error:  # of whatever kind: the request goes on without the store
             self._count_file(error)
@@ -108,6 +109,24 @@ def _open() -> ObjectStoreWriter:
     if named:
         return ObjectStoreWriter.open(named, capacity=capacity(), n_readers=parallel.tp_size, prefault=True)
     return ObjectStoreWriter.create(capacity=capacity(), n_readers=parallel.tp_size, prefault=True)
+
+
+def _stored(writer: ObjectStoreWriter, key: str, namespace: str | None, tensor: torch.Tensor) -> ObjectRef | None:
+    """Hand out what is stored under the key if it is this tensor; else remove it, and return None."""
+    try:
+        ref = writer.get_cached(key, namespace=namespace)
+    except ObjectNotFoundError:
+        return None
+    same = False
+    try:
+        same = internals_of(writer).equals(ref, tensor)
+    finally:
+        if not same:
+            writer.cancel(ref)
+    if same:
+        return ref
+    writer.delete(key, namespace=namespace)
+    return None
 
 
 def _namespace() -> str:
