@@ -17,7 +17,7 @@ from shmstore.errors import (
     cut,
     shown,
 )
-from shmstore.places import parts_of, path_of, place_of
+from shmstore.places import parts_of, path_of, place_of, stat_of
 
 PREFIX: Final = "shmstore-"
 """The start of generated names."""
@@ -123,7 +123,7 @@ def no_store(place: str) -> StoreNotFoundError:
 def another_user(place: str) -> ForeignStoreError:
     """Return the error for a store of another user, which this process may not open or change."""
     with suppress(OSError):  # it has gone meanwhile
-        uid = os.lstat(path_of(place)).st_uid
+        uid = stat_of(place).st_uid
         return ForeignStoreError(f"store {shown(place)} belongs to user {uid}", hint=f"run this as user {uid}")
     return ForeignStoreError(f"store {shown(place)}: {ForeignStoreError.default_message}")
 
@@ -156,7 +156,7 @@ def _no_file(place: str, error: OSError) -> SharedMemoryError:
 def _not_opened(place: str, state: FileState) -> SegmentFile:
     folder, name = parts_of(place)
     try:
-        stat = os.lstat(path_of(place))
+        stat = stat_of(place)
     except FileNotFoundError:
         raise no_store(place) from None
     except OSError as error:

@@ -66,6 +66,12 @@ def path_of(place: str) -> str:
     return os.path.join(DIRECTORY, place)
 
 
+def stat_of(place: str) -> os.stat_result:
+    """Return what the system says of a store's file; a link is followed only if it is that of a descriptor."""
+    path = path_of(place)
+    return os.stat(path, follow_symlinks=re.fullmatch(r"/proc/(self|\d+)/fd/\d+", path) is not None)
+
+
 def parts_of(place: str) -> tuple[str, str]:
     """Return the folder and the name."""
     return os.path.split(path_of(place))

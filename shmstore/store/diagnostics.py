@@ -27,7 +27,7 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
-from shmstore.places import VARIABLE, file_system, parts_of, path_of
+from shmstore.places import VARIABLE, file_system, parts_of, path_of, stat_of
 from shmstore.refs import ObjectRef
 from shmstore.store.arguments import MODES
 
@@ -242,7 +242,7 @@ def foreign(name: str, may_allow: bool = True, allow_uid: int = native.OWN_UID) 
     """
     error, path = another_user(name), path_of(name)
     with suppress(OSError):  # it has gone meanwhile
-        seen = os.lstat(path)
+        seen = stat_of(name)
         mode = stat.S_IMODE(seen.st_mode)
         expected = os.geteuid() if allow_uid == native.OWN_UID else allow_uid
         if may_allow and seen.st_uid == expected and 0o600 | mode & 0o066 not in MODES:

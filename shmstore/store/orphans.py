@@ -18,7 +18,7 @@ from shmstore.errors import (
     WriterActiveError,
 )
 from shmstore.files import PREFIX, classify
-from shmstore.places import parts_of, path_of, place_of
+from shmstore.places import parts_of, place_of, stat_of
 from shmstore.store import diagnostics
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def _remove_if_dead(place: str) -> None:
 def look(place: str) -> os.stat_result | None:
     """Return which file is there now, for `make_room`; None if there is none."""
     with suppress(OSError):
-        return os.lstat(path_of(place))
+        return stat_of(place)
     return None
 
 

@@ -323,6 +323,23 @@ def test_a_store_of_ones_own_is_not_another_user_s(planted: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
+def test_who_sends_a_descriptor_of_another_user_s_store_is_named(planted: Path) -> None:
+    """The link to a descriptor is always one's own, and has a mode of its own."""
+    number = os.open(planted, os.O_RDWR)
+    try:
+        planted.chmod(0o644)
+        with raises(errors.ForeignStoreError, ["0644"], ["chmod 600"]):
+            ObjectStoreReader.attach(fd=number)
+        planted.chmod(0o600)
+        os.chown(planted, NOBODY, NOBODY)
+        for call in (ObjectStoreReader.attach, ObjectStoreWriter.join):
+            with raises(errors.ForeignStoreError, [f"user {NOBODY}"], [f"as user {NOBODY}", f"allow_uid={NOBODY}"]):
+                call(fd=number)
+    finally:
+        os.close(number)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
 def test_another_user_s_store_is_adopted_only_if_that_user_is_named(planted: Path) -> None:
     os.chown(planted, NOBODY, NOBODY)
     wanted: list[dict[str, Any]] = [{}, {"allow_uid": 0}, {"allow_uid": NOBODY - 1}]
