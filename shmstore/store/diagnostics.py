@@ -163,16 +163,21 @@ def _processes(pids: Iterable[int], place: str | None = None) -> str:
     return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
 
 
-def creating(name: str, waited: float) -> WriterActiveError:
-    """Return the error for a store whose creation takes too long; it names the process that creates it."""
+def creating(name: str, waited: float | None = None) -> WriterActiveError:
+    """Return the error for a store whose creation is not over, or takes too long; it names the process that creates it.
+
+    A young file that is empty is being created as far as anybody can see, also if its creator is dead.
+    """
     pids: tuple[int, ...] = ()
     with suppress(ShmStoreError, OSError):  # it has gone meanwhile
         file = classify(name)
         pids = holders(file.device, file.inode)
     who = _processes(pids) or "another process"
+    after = "" if waited is None else f", after {waited:g} seconds"
+    longer = "try again in some seconds" if waited is None else "wait longer (wait=seconds)"
     return WriterActiveError(
-        f"store {shown(name)} is still being created by {who}, after {waited:g} seconds",
-        hint="let that process continue, or end it; or wait longer (wait=seconds)",
+        f"store {shown(name)} is still being created by {who}{after}",
+        hint=f"let that process continue, or end it; or {longer}",
     )
 
 

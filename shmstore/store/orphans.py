@@ -91,7 +91,8 @@ def unlink(place: str) -> None:
     try:
         native.remove(place, file.device, file.inode, file.file_bytes, True)
     except WriterActiveError:
-        raise diagnostics.written(place) from None
+        begun = file.state in ("blank", "being created")
+        raise (diagnostics.creating if begun else diagnostics.written)(place) from None
 
 
 def _ask_for_space(place: str, old: os.stat_result, freed: bool, asked: Options) -> None:

@@ -192,6 +192,16 @@ def test_a_blank_file_of_a_dead_creator_is_ours_by_its_name() -> None:
         (SHM / anyones).unlink()
 
 
+def test_a_young_empty_file_is_not_said_to_have_a_writer() -> None:
+    name = f"shmstore-{os.getpid()}-0"
+    (SHM / name).touch(0o600)
+    try:
+        said = piped("gc", name, "--yes")
+        assert (1, f"shmstore gc: {name}: its creation is not over, so it stays\n") == (said.status, said.err)
+    finally:
+        (SHM / name).unlink()
+
+
 def test_removal_asks_again_under_the_lock() -> None:
     with case("dead") as name:
         info = look_at(name)

@@ -412,7 +412,7 @@ def test_a_file_that_is_empty_and_young_is_being_created(stores: Stores, name: s
             call(name)
     with raises(WriterActiveError, ["is still being created"]):
         ObjectStoreWriter.open(name, **OPTIONS, wait=0.1)
-    with raises(WriterActiveError, [name]):
+    with raises(WriterActiveError, [name, "is still being created"], ["try again"]):
         ObjectStoreWriter.unlink(name)
     assert inode == (SHM / name).stat().st_ino
     assert 0 == reopened(stores, name).recovered  # nobody has gone on creating it

@@ -79,7 +79,8 @@ def _run(arguments: argparse.Namespace) -> int:
     status = EXIT_OK
     for info in alive if arguments.names else []:
         who = "owner" if info.writers_alive == 0 else "writer"
-        status = complain("gc", f"{info.name}: its {who} is alive, so it stays")
+        why = "its creation is not over" if info.state == "being created" else f"its {who} is alive"
+        status = complain("gc", f"{info.name}: {why}, so it stays")
     for candidate in candidates:
         if not arguments.yes or candidate.kept_because:
             continue
