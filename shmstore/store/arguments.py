@@ -91,7 +91,7 @@ def checked_access(mode: Any, gid: Any) -> tuple[int, int | None]:
     mode = int_of("mode", mode, 0, _MAX_UID, "an int, such as 0o660")
     if mode not in MODES:
         raise ValueError(
-            f"mode must be 0o600, 0o660, 0o606 or 0o666, not {mode:#o}: who shares a store must both read and write it"
+            f"mode must be 0o600, 0o660, 0o606 or 0o666, not {mode:#o}: whoever shares a store must read and write it"
         )
     return mode, None if gid is None else int_of("gid", gid, 0, _MAX_UID)
 

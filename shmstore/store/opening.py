@@ -123,8 +123,8 @@ class Openable(Closable):
         objects that were used since they were last considered.
 
         `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
-        for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at
-        its commit, for `shmstore verify`.
+        for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at its commit, for
+        `shmstore verify`.
 
         `quotas` limits kinds of objects, each to a fraction of the capacity (a float) or to a number of bytes (an int).
         A put of a kind that has filled its quota evicts objects of its own kind. Raises StoreExistsError,
