@@ -56,12 +56,16 @@ static void start(const char *label, void (*does)(void)) {
     shms_step_hook = count;
 }
 
-static void expect(uint64_t n) {
+static bool let_in(void) {
     CHECK(pthread_join(other, NULL) == 0);
     shms_step_hook = NULL;
     offered = false;
+    return until <= MOST;
+}
+
+static void expect(uint64_t n) {
+    CHECK(let_in());
     CHECK_EQ(n, visited + deleted);
-    CHECK(until <= MOST);
 }
 
 static void setup(bool leased) {
@@ -153,24 +157,40 @@ TEST(the_end_of_all_leases_lets_others_in_and_leaves_what_they_open) {
     end();
 }
 
-TEST(a_count_of_open_leases_lets_others_in) {
+/* Repeats a call that may be over before a busy machine has run the other thread. */
+static void until_let_in(const char *label, void (*call)(void)) {
+    int tries = 0;
+    do {
+        CHECK(tries++ < 50);
+        start(label, look);
+        call();
+    } while (!let_in());
+}
+
+static void count_leases(void) {
     shms_stats stats;
-    setup(true);
-    start("W1a", look);
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
-    expect(N);
     CHECK_EQ(N, stats.open_leases);
+}
+
+TEST(a_count_of_open_leases_lets_others_in) {
+    setup(true);
+    until_let_in("W1a", count_leases);
+    CHECK_EQ(N, visited);
     end();
 }
 
-TEST(a_list_of_keys_lets_others_in) {
+static void list_keys(void) {
     uint8_t keys[N * 24];
     uint64_t size = sizeof keys;
-    setup(false);
-    start("list", look);
     CHECK_EQ(SHMS_OK, shms_writer_stored(w, "", 0, keys, &size));
-    expect(N);
     CHECK(size > N * 14 && size <= sizeof keys);
+}
+
+TEST(a_list_of_keys_lets_others_in) {
+    setup(false);
+    until_let_in("list", list_keys);
+    CHECK_EQ(N, visited);
     end();
 }
 
@@ -182,29 +202,37 @@ static void take_all_entries(void) {
 
 static uint32_t all_entries(void) { return w->leases.n_entries; }
 
+static void hit_in_vain(void) {
+    w->to_sweep = all_entries();
+    shms_zones_stale_all(&w->zones);
+    CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k1", 2, ref));
+}
+
 TEST(a_sweep_for_a_lease_entry_lets_others_in) {
     take_all_entries();
-    start("W1a", look);
-    CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k1", 2, ref));
-    expect(all_entries() + N); /* it surveys, too */
+    until_let_in("W1a", hit_in_vain);
+    CHECK_EQ(all_entries() + N, visited); /* it surveys, too */
     end();
 }
 
 static void delete_k2(void) { CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); }
 
 TEST(what_is_deleted_during_a_sweep_for_its_lease_is_not_found) {
-    take_all_entries();
-    attach(0);
-    CHECK_EQ(1, shms_reader_release(readers[0], ref));
-    shms_ref parts;
-    shms_ref_unpack(&parts, ref);
-    w->sweep_at = (parts.entry + 1) % all_entries(); /* so it comes to that one last */
-    start("W1a", delete_k2);
-    CHECK_EQ(SHMS_ENOTFOUND, verb_hit(w, "k2", 2, ref));
-    CHECK(pthread_join(other, NULL) == 0);
-    shms_step_hook = NULL;
-    CHECK_EQ(1, w->leases.n_free);
-    end();
+    for (int tries = 0, rc = SHMS_OK; rc == SHMS_OK; tries++) { /* OK: the other thread had no turn in time */
+        CHECK(tries < 50);
+        take_all_entries();
+        attach(0);
+        CHECK_EQ(1, shms_reader_release(readers[0], ref));
+        shms_ref parts;
+        shms_ref_unpack(&parts, ref);
+        w->sweep_at = (parts.entry + 1) % all_entries(); /* so it comes to that one last */
+        start("W1a", delete_k2);
+        rc = verb_hit(w, "k2", 2, ref);
+        CHECK(pthread_join(other, NULL) == 0);
+        shms_step_hook = NULL;
+        CHECK(rc == SHMS_OK || (rc == SHMS_ENOTFOUND && w->leases.n_free == 1));
+        end();
+    }
 }
 
 /* ---- deleted objects that are protected ---- */
