@@ -313,7 +313,7 @@ class Writer:
         size, room = _new(_SIZE), 0
         out = _new(_BYTES, room)
         while require(lib.shms_writer_stored(self._w, prefix, len(prefix), out, size)) or size[0] > room:
-            room = size[0] + size[0] // 8  # other threads may store more meanwhile
+            room = size[0] = size[0] + size[0] // 8  # other threads may store more meanwhile
             out = _new(_BYTES, room)
         packed, found, at = _buffer(out, size[0])[:], [], 0
         while at < len(packed):
