@@ -91,7 +91,7 @@ static int open_failed(const shms_segment *seg, const shms_expected *expected) {
     int why = errno;
     if (why == ENOENT)
         return SHMS_ENOSTORE;
-    if (why == ELOOP || why == EISDIR || why == ENXIO) /* a symbolic link; a directory; a socket */
+    if (why == ELOOP || why == ENXIO) /* a symbolic link; a socket */
         return SHMS_ELAYOUT;
     bool foreign = why == EACCES && shms_file_stat(seg, &st) && st.st_uid != geteuid();
     errno = why;
@@ -113,8 +113,6 @@ int shms_segment_open(shms_segment *seg, const char *name, int role, const shms_
         rc = open_mapped(seg, role, expected);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
         rc = open_unfinished(seg, role, expected);
-    if (rc == SHMS_ESYS && errno == EACCES) /* it may be read only */
-        rc = open_failed(seg, expected);
     if (rc)
         shms_segment_close(seg);
     return rc;

@@ -58,7 +58,7 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     uint64_t bytes = 0, evicted_bytes = 0;
     uint32_t evicted = 0;
     const uint32_t *victims = victims_of(w);
-    for (uint32_t i = 0; i < n; i++) { /* W1 may have been long ago: check again */
+    for (uint32_t i = 0; i < n; i++) { /* a guard: a search has asked shms_may_go of each */
         const shms_slot *slot = shms_writer_slot(w, victims[i]);
         uint64_t span = shms_span(shms_get(&slot->length));
         if (shms_get(&slot->state) != SHMS_LIVE || w->leases.first[victims[i]] != SHMS_NONE)
@@ -207,7 +207,7 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     gaps = gaps && w->n_free_slots && shms_ring_gap(r, f->area) < span;
     for (int a = either ? SHMS_SMALL : SHMS_LARGE; gaps && a >= SHMS_LARGE; a--) {
         shms_area *area = &r->areas[a];
-        if (span > area->gap || area->from == area->to)
+        if (span > area->gap)
             continue;
         uint64_t from = shms_zone_start(r, shms_ring_zone(r, area->hand)), longest;
         from = !either || from == area->to ? area->from : from; /* what the hand has left is near it */

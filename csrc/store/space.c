@@ -66,8 +66,9 @@ bool shms_exceeds_free_space(int fd, uint64_t size) {
 }
 
 bool shms_exceeds_limit(uint64_t size) {
-    struct rlimit limit;
-    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && size > limit.rlim_cur;
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    return size > limit.rlim_cur;
 }
 
 int shms_file_reserve(int fd, uint64_t at, uint64_t size) {

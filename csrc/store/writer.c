@@ -387,12 +387,18 @@ const char *shms_writer_path(const shms_writer *w) { return w->seg.path; }
 
 int shms_writer_claim(shms_writer *w, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out) {
     int rc = shms_writer_enter(w);
-    return rc || (rc = shms_writer_leave(w, SHMS_OK)) ? rc : shms_claim_take(&w->seg, thread, key, key_len, out);
+    if (rc)
+        return rc;
+    shms_writer_leave(w, SHMS_OK);
+    return shms_claim_take(&w->seg, thread, key, key_len, out);
 }
 
 int shms_writer_claimed(shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_writer_enter(w);
-    return rc || (rc = shms_writer_leave(w, SHMS_OK)) ? rc : shms_claimed(&w->seg, key, key_len);
+    if (rc)
+        return rc;
+    shms_writer_leave(w, SHMS_OK);
+    return shms_claimed(&w->seg, key, key_len);
 }
 
 uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place) {

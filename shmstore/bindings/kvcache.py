@@ -25,8 +25,6 @@ _STEP = [
     "passed", "computed", "external", "n_new", "lookahead", "n_tokens", "n_encoder", "whole", "reserved", "headroom",
 ]  # fmt: skip
 """The numbers of ``shms_kv_step`` in the order in which `Tables.allocate` packs them."""
-if [name for name, _ in ffi.typeof("shms_kv_step").fields] != _STEP:
-    raise ImportError("shms_kv_step has other numbers than _STEP, or another order: change _STEP and Tables.allocate")
 _put_step = struct.Struct(f"{len(_STEP)}q").pack_into  # a quarter of what cffi takes to write each by its name
 _find, _allocate, _release = lib.shms_kvcache_find, lib.shms_kvcache_allocate, lib.shms_kvcache_release
 

@@ -1,5 +1,6 @@
 /* test_c_calls.c - what shmstore.h offers to programs in C alone. */
 #include "fixture.h"
+#include "store/claims.h"
 
 static char payload[256], *place;
 static shms_uncommitted *u;
@@ -113,9 +114,18 @@ TEST(an_address_is_told_of_each_arena_and_the_bytes_of_each_protected_object) {
     shms_writer_free(joined);
     CHECK_EQ((uint64_t)getpid(), shms_reader_pid(name, 0));
     CHECK_EQ(0, shms_reader_pid(name, 1)); /* no such rank */
+    CHECK_EQ(0, shms_reader_pid("", 0));   /* no name of a store */
     detach(0);
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
     shms_writer_free(w);
+}
+
+TEST(a_closed_reader_and_writer_grant_no_claim) {
+    shms_claim claim;
+    CHECK_EQ(SHMS_ECLOSED, shms_reader_claim(NULL, 1, "k", 1, &claim));
+    CHECK_EQ(SHMS_ECLOSED, shms_reader_claimed(NULL, "k", 1));
+    CHECK_EQ(SHMS_ECLOSED, shms_writer_claim(NULL, 1, "k", 1, &claim));
+    CHECK_EQ(SHMS_ECLOSED, shms_writer_claimed(NULL, "k", 1));
 }
 
 TEST(the_last_moment_that_any_writer_has_told_holds_for_all) {

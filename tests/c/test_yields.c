@@ -315,6 +315,7 @@ static void close_at_once(const char *label) {
 static int64_t clear_all(void) { return shms_writer_clear(closing, "", 0); }
 static int64_t end_all_leases(void) { return shms_writer_cancel_all(w) < ALL ? SHMS_ECLOSED : SHMS_OK; }
 static int64_t count_all(void) { return shms_writer_count(w); }
+static int64_t count_open(void) { return shms_writer_stats(w, &(shms_stats){0}); }
 static int64_t list_all(void) { return shms_writer_stored(w, "", 0, NULL, &(uint64_t){0}); }
 static int64_t unprotect_all(void) {
     uint32_t before = w->n_deleted_but_protected;
@@ -396,7 +397,8 @@ static bool is_ended_by_a_close(const long_call *c) {
     CHECK_EQ(SHMS_OK, shms_writer_join(&joined, name, 1, NULL));
     for (uint64_t k = 0; k < ALL; k++)
         CHECK_EQ(SHMS_OK,
-                 put_marked(w, key_of("k", k), 1, 1, c->call == end_all_leases || c->call == hit ? ref : NULL));
+                 put_marked(w, key_of("k", k), 1, 1,
+                            c->call == end_all_leases || c->call == count_open || c->call == hit ? ref : NULL));
     if (c->before)
         c->before();
     visit = c->visit;
@@ -413,12 +415,17 @@ static bool is_ended_by_a_close(const long_call *c) {
 }
 
 TEST(a_close_by_another_thread_ends_a_long_call_at_its_next_yield) {
-    static const long_call calls[] = {
-        {"D1", false, NULL, clear_all},       {"D2", true, NULL, clear_all},
-        {"C1", false, NULL, end_all_leases},  {"D1", false, drop_all, count_all},
-        {"list", false, NULL, list_all},      {"W2", false, protect_all, unprotect_all},
-        {"W1a", false, use_all_entries, hit}, {"W1a", true, lease_all_there, protect_one},
-        {"D3", false, put_extra, copy_extra}, {"D3", false, put_payload, compare_payload}};
+    static const long_call calls[] = {{"D1", false, NULL, clear_all},
+                                      {"D2", true, NULL, clear_all},
+                                      {"C1", false, NULL, end_all_leases},
+                                      {"D1", false, drop_all, count_all},
+                                      {"W1a", false, NULL, count_open},
+                                      {"list", false, NULL, list_all},
+                                      {"W2", false, protect_all, unprotect_all},
+                                      {"W1a", false, use_all_entries, hit},
+                                      {"W1a", true, lease_all_there, protect_one},
+                                      {"D3", false, put_extra, copy_extra},
+                                      {"D3", false, put_payload, compare_payload}};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         for (int tries = 1; !is_ended_by_a_close(&calls[i]); tries++)
             CHECK(tries < 10); /* on a busy machine another thread may have each turn */

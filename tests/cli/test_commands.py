@@ -276,6 +276,8 @@ def test_a_file_that_cannot_be_made_is_named_with_a_hint(option: tuple[str, ...]
             ran = piped("dump", name, *option, str(path))
             assert (1, True, False) == (ran.status, f"{path}: " in ran.err, "Errno" in ran.err)
             assert "hint: pass another path" in ran.err
+        ran = piped("dump", name, *option, str(tmp_path / ("x" * 300)))
+        assert (1, True, False) == (ran.status, "File name too long" in ran.err, "hint" in ran.err)
 
 
 # ---- dump

@@ -228,6 +228,7 @@ def test_items_are_grouped_by_modality_and_an_absent_one_is_told() -> None:
         (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j]), True),
         (np.arange(2), torch.arange(2), False),
         (np.arange(2), np.arange(2).astype(np.int32), False),
+        (np.arange(0), np.arange(0), True),
         ([torch.zeros(1)], [torch.zeros(1)], True),
         ([torch.zeros(1)], (torch.zeros(1),), False),
         ([torch.zeros(1)], [torch.zeros(1), torch.zeros(1)], False),

@@ -20,6 +20,7 @@ def two_groups(**options: Any) -> KVCacheManager:
 
 def test_each_number_of_a_step_is_where_c_reads_it() -> None:
     tables = two_groups()._tables
+    assert sorted(kvcache._STEP) == dir(tables._step)
     numbers = {name: 1000 + i for i, name in enumerate(kvcache._STEP)}
     assert tables.allocate("a", BlockHashes(), b"", None, **numbers) is None  # so many tokens do not fit
     assert numbers == {name: getattr(tables._step, name) for name in numbers}

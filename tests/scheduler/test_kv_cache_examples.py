@@ -25,6 +25,8 @@ def test_a_stored_event_begins_after_leading_null_blocks() -> None:
     pool = BlockPool(9, True, events=True)
     r = request("r", range(16))
     blocks = [pool.null_block, pool.null_block, *pool.get_new_blocks(2)]
+    assert 6 == pool.get_num_free_blocks()
+    assert BlockPool(10_000, True).core.nbytes <= 80 * 10_000
     pool.cache_full_blocks(r, blocks, 0, 2, 4, 0)
     assert [] == pool.take_events()
     pool.cache_full_blocks(r, blocks, 1, 4, 4, 5)

@@ -60,6 +60,7 @@ def test_tokens_of_any_integer_type_are_kept_as_plain_integers(given: Any, want:
     ("tokens", "error", "message"),
     [
         (["x"], TypeError, r"token_ids\[0\] must be an integer, not 'x'"),
+        ([1, "x"], TypeError, r"token_ids\[1\] must be an integer, not 'x'"),
         ([1, 2, np.uint8(2), 1.5], TypeError, r"token_ids\[3\] must be an integer, not 1\.5"),
         (torch.tensor([[1, 2]]), TypeError, r"token_ids\[0\] must be an integer, not \[1, 2\]"),
         ([1, 2**63], ValueError, r"token_ids\[1\] must be an integer of at most 64 bits"),

@@ -132,6 +132,13 @@ def test_a_member_reads_writes_and_takes_over_and_an_outsider_is_refused_at_ever
     assert all(f"allow_uid={OWNER}" in hint for hint in as_user(MEMBER, refused))
 
 
+def test_another_users_symbolic_link_is_named_as_theirs(folder: Path) -> None:
+    (folder / "link").symlink_to("/etc/passwd")
+    os.lchown(folder / "link", OWNER, GROUP)
+    with raises(ForeignStoreError, names=(f"user {OWNER}",)):
+        ObjectStoreWriter.open("link", capacity=1 << 16, n_readers=2, dir=folder)
+
+
 @pytest.mark.parametrize("prefix", ["", PREFIX])
 @pytest.mark.parametrize(
     "command", ["ls", "dump", "verify", "verify --quick", "top --iterations=1", "gc --yes --force"]

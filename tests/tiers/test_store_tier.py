@@ -328,6 +328,13 @@ def test_a_full_tier_is_no_failure(here: Side, memory: MemoryTier) -> None:
     assert (stats.refused, stats.errors, stats.open) == (5, 0, False)
 
 
+def test_an_object_for_which_the_store_has_no_room_is_declined(here: Side, there: Side) -> None:
+    put(here)
+    there[0].put("all", torch.zeros(1_020_000, dtype=torch.uint8), hold=True)
+    assert not there[1].fetch(KEY)
+    assert (1, 0) == (there[1].stats().declined, there[1].stats().errors)
+
+
 def test_what_processing_beats_is_left_there(here: Side, memory: MemoryTier) -> None:
     class Clock:
         now = 0.0

@@ -64,7 +64,10 @@ def test_a_problem_has_a_hint_and_the_sizes_before_it_are_shown(
     assert "make room" in ran.json["error"]
 
 
-@pytest.mark.parametrize("arguments", [(), ("check",), ("check", "file:///a", "--sizes", "1K,"), ("no", "file:///a")])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("check",), *(("check", "file:///a", "--sizes", size) for size in ("1K,", "0")), ("no", "file:///a")],
+)
 def test_wrong_usage_has_status_2(arguments: tuple[str, ...]) -> None:
     assert 2 == cli.main(["tier", *arguments])
 
