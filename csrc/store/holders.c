@@ -10,7 +10,7 @@
 #include "step.h"
 #include "writer.h"
 
-#define READS_AT_ONCE 1024 /* of ranks' words between two yields of the mutex */
+#define READS_AT_ONCE 256 /* of ranks' words between two yields of the mutex */
 
 void shms_reclaim_begin(struct shms_writer *w) { w->operation++; }
 

@@ -73,7 +73,10 @@ TEST(a_read_lock_is_no_sign_of_life_and_no_claim) {
     CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR, NULL));
     CHECK(!shms_segment_held(&seg, 0) && !shms_segment_held(&seg, SHMS_ROLE_WRITER) && !shms_segment_written(&seg));
     CHECK(!shms_claimed(&seg, "k", 1));
+    close(seg.fd); /* as foreign code may */
+    CHECK(!shms_claimed(&seg, "k", 1));
     shms_segment_unlink(&seg);
+    CHECK(!shms_claimed(&seg, "k", 1));
     shms_segment_close(&seg);
     close(fd);
 }

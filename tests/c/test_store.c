@@ -233,6 +233,9 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stats(h, &stats));
         CHECK_EQ(SHMS_ECLOSED, verb_unprotect(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stored(h, "", 0, NULL, &size));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_holders(h, &(shms_refusal){0}));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_equals(h, ref, "", 0, 0, NULL, 0));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_equals(h, ref, "", 0, 0, &(shms_piece){.size = 1}, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_tier(h, &stats.tier)); /* the words may be a successor's */
         CHECK_EQ(SHMS_ECLOSED, shms_writer_clear_tier(h, 9));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_tier_cleared(h, &size));
