@@ -52,15 +52,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     shms_inspector *i;
     shms_writer *w;
     shms_reader *r;
-    shms_claims *claims;
     CHECK_EQ(SHMS_OK, shms_probe_file(&p, name));
     CHECK(!p.same_version || p.fault);
     CHECK_EQ(0, shms_reader_pid(name, data[-1]));
     CHECK(shms_inspector_open(&i, name, SHMS_OWN_UID) < 0);
     CHECK(shms_reader_attach(&r, name, 0, NULL) < 0);
     CHECK(shms_writer_recover(&w, name, NULL) < 0 && shms_writer_join(&w, name, SHMS_ANY_ARENA, NULL) < 0);
-    CHECK_EQ(SHMS_OK, shms_claims_open(&claims, name, sb.store));
-    shms_claims_drop(&claims);
     struct stat st;
     CHECK(fstat(fd, &st) == 0 && st.st_blocks <= 8); /* no hole was filled */
     close(fd);
