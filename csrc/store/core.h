@@ -168,7 +168,7 @@ int shms_writer_clear_tier(shms_writer *w, uint64_t moment);
 /* Sets *out to the last moment that a writer of the store has told; 0: none. */
 int shms_writer_tier_cleared(shms_writer *w, uint64_t *out);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
-/* Adds to what a call was refused for who holds how much now. It asks each rank about each object, which the refusal
+/* Adds to a refusal who holds how much now. It asks each rank about each object, which the refusal
  * need not: with 256 ranks and 10^5 objects it takes half a second, and yields. */
 int shms_writer_holders(shms_writer *w, shms_refusal *why);
 /* Copies each key that begins with `prefix`: 8 bytes with its object's id, 4 with the key's length, then the key. *size is

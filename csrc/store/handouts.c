@@ -41,7 +41,7 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
     shms_slot seen;
     uint32_t own, slot = SHMS_NONE, entry = SHMS_NONE;
     bool others;
-    do { /* the object may go while others have the mutex */
+    do { /* again if the object was evicted while others had the mutex */
         own = shms_find_live(w, hash, key, key_len);
         if (own == SHMS_NONE && (slot = shms_look_remote(w, hash, key, key_len, &seen)) == SHMS_NONE) {
             shms_leases_untake(&w->leases, entry);

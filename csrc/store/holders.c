@@ -252,7 +252,7 @@ static bool poll(struct shms_writer *w, uint32_t peer, shms_peer now, const shms
     shms_peer *p = &w->peers[peer];
     uint32_t n_zones = w->ring.n_zones;
     uint64_t *zones = w->polled_zones + (uint64_t)peer * n_zones;
-    if (p->blamed) /* else nothing was found held by it, and its death lets go of nothing */
+    if (p->blamed) /* else no object was found held by it, so its death releases nothing */
         gone(w, peer);
     now.asked = p->asked;
     now.gone = p->gone;

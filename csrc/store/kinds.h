@@ -7,7 +7,7 @@
  * A kind with a quota also has a list of its objects, the oldest first. A put that would exceed the quota visits them from
  * the first one on. One that was used is skipped once: it moves to the end, and is visited again. One that is held moves to
  * the end, too. The others are chosen, until there are enough: they are the first n of the list. The choice stays valid
- * over a yield, as far as it goes: the next call visits the chosen objects again and goes on behind them.
+ * over a yield, as far as it goes: the next call visits the chosen objects again and goes on after them.
  *
  * The lists are private memory of the writer, and exist only if some kind has a quota.
  */

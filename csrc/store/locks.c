@@ -6,7 +6,7 @@
  * then count as dead while it reads. So one page of that opening is mapped without access, and its descriptor is closed
  * at once. This is the only mapping of that opening; the segment is mapped through other openings.
  *
- * Who has the name. A writer, or the owner, has a second lock from the moment at which nothing of its call can fail any
+ * Having the name. A writer, or the owner, has a second lock from the moment at which nothing of its call can fail any
  * more until it closes. The last one to give that lock back removes the name. A call that fails never had it, so it
  * leaves the name to nobody. Whoever takes that lock, or removes the name, holds flock(2) of the file meanwhile. So the
  * name is removed by one process at a time, and no writer comes between its look at the locks and the removal. flock
@@ -24,7 +24,7 @@
 
 #define TURNS 100
 #define TURN_NS 1000000
-#define NAMES (SHMS_OWNER + 1 + SHMS_MAX_READERS) /* behind the bytes of the roles: one for each writer and the owner */
+#define NAMES (SHMS_OWNER + 1 + SHMS_MAX_READERS) /* after the bytes of the roles: one for each writer and the owner */
 
 static struct flock lock_bytes(uint64_t from, uint64_t n) {
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)n};

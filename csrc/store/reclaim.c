@@ -266,7 +266,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
     return 0;
 }
 
-/* After a failed search: records what room is left. shms_writer_holders adds who has the rest. */
+/* After a failed search: records what room is left. shms_writer_holders adds who holds the rest. */
 static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     const shms_layout *l = &w->seg.layout;
     shms_refusal *why = &w->refusal;
