@@ -108,17 +108,17 @@ bench: $(VENV)/.dev $(VENV)/.built
 		--benchmark-json=$(VENV)/bench.json $(ARGS) > $(VENV)/bench.log || { cat $(VENV)/bench.log; false; }
 	$(BIN)/python bench/table.py $(VENV)/bench.json
 
-# The caches of a real vLLM beside each other; some 15 minutes.
+# The caches of a real vLLM compared; some 15 minutes.
 bench-vllm: $(VLLM_VENV)/.made
 	$(VLLM_VENV)/bin/python -m bench.vllm $(ARGS)
 
-# Beside what people use today; writes docs/contributing/benchmarks.md, its plots, and a table into
+# Compared with what people use today; writes docs/contributing/benchmarks.md, its plots, and a table into
 # docs/guides/pipelines.md. Some minutes.
 peers: $(VENV)/.bench $(VENV)/.built
 	$(BIN)/python -m bench.peers $(ARGS)
 	$(BIN)/python -m bench.peers.pipelines
 
-# Back ends of a tier beside what they are built on; writes its table into docs/guides/beyond-one-host.md. A minute.
+# Back ends of a tier compared with what they are built on; writes its table into docs/guides/beyond-one-host.md. A minute.
 tiers: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m bench.tiers
 

@@ -1,4 +1,4 @@
-"""Time publishes and fetches of 6 MiB over each back end of a tier, beside what it is built on: `make tiers`.
+"""Time publishes and fetches of 6 MiB over each back end of a tier, against what it is built on: `make tiers`.
 
 All bytes come from one warm mapping in /dev/shm and go into it, as a store's do. The servers are other processes of
 this machine, which this program starts. The ways take turns, and the result is the median. What is not installed is
@@ -189,7 +189,7 @@ def measured(memory: Memory, end: ExitStack) -> list[Way]:
 
 
 def table(ways: list[Way]) -> Iterator[str]:
-    yield "| way | publish, ms | fetch, ms | fetch, beside what it is built on |\n|---|---|---|---|"
+    yield "| way | publish, ms | fetch, ms | fetch, relative to what it is built on |\n|---|---|---|---|"
     fetches = {way.name: statistics.median(way.fetches) * 1e3 for way in ways}
     for way in ways:
         beside = f"{fetches[way.name] / fetches[way.raw]:.2f} times" if way.raw else ""

@@ -143,9 +143,9 @@ def measured(size: Size, rounds: int) -> list[Way]:
 
 
 def table(ways: list[Way], size: Size, rounds: int) -> str:
-    """Return the table of the page, in seconds for each GB."""
+    """Return the table of the page, in seconds per GB."""
     each = {way.name: median(way.seconds) / size.total * 1e9 for way in ways}
-    lines = ["| way | s for each GB | of it not making | beside `reserve` |", "|---|---:|---:|---:|"]
+    lines = ["| way | s per GB | overhead | relative to `reserve` |", "|---|---:|---:|---:|"]
     for name, seconds in each.items():
         carried = "" if name == ALONE else f"{max(seconds - each[ALONE], 0):.2f}"
         ratio = "" if name == ALONE else f"{seconds / each[RESERVE]:.1f} times"

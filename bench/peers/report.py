@@ -19,7 +19,7 @@ REST = "An object is kept for the next hit, and what a killed reader held is fre
 INTRODUCTION = """\
 # Benchmarks
 
-What shmstore does beside what people use today for the same work, on the same machine, in one session.
+shmstore compared with what people use today for the same work, on the same machine, in one session.
 `make peers` writes this page; it takes some minutes.
 All its figures are in `build/peers.json` then: percentiles, CPU time, memory, more readers.
 `make bench` has the figures of the single operations, and [A full store](full-store.md) those of a store without room.
