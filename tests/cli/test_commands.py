@@ -269,6 +269,13 @@ def test_an_output_that_is_full_is_one_line(options: tuple[str, ...]) -> None:
             assert (1, 1) == (ran.returncode, ran.stderr.count("\n")), ran.stderr
 
 
+def test_a_picture_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
+    with case("dead") as name:
+        assert 0 == piped("dump", name, "--svg", str(tmp_path / "dump.svg")).status
+    drawn = (tmp_path / "dump.svg").read_text(encoding="utf-8")
+    assert ('url("http' in drawn, name in drawn) == (False, True)
+
+
 @pytest.mark.parametrize("option", [("--svg",), ("--key", "key-1", "--tensor", "pixels", "--out")])
 def test_a_file_that_cannot_be_made_is_named_with_a_hint(option: tuple[str, ...], tmp_path: Path) -> None:
     with case("dead") as name:

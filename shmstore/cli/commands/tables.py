@@ -1,6 +1,7 @@
 """Consoles of the commands that draw, and the tables that several of them show."""
 
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
@@ -41,7 +42,11 @@ def make_picture() -> Console:
 
 def save_picture(picture: Console, file: str, title: str) -> None:
     """Write the output of a console from `make_picture` as SVG, and print the name of the file."""
-    picture.save_svg(file, title=f"shmstore {shown(title)}")
+    drawn = picture.export_svg(title=f"shmstore {shown(title)}")
+    # Without rich's two fonts, which a browser would fetch from the network. Any monospaced font fits.
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, count=2, flags=re.DOTALL)
+    with open(file, "w", encoding="utf-8") as picture_file:
+        picture_file.write(drawn)
     print(file)
 
 
