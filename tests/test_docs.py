@@ -7,6 +7,7 @@ A block that is no program by itself says so where readers see it, in the title 
 import ast
 import re
 import runpy
+import subprocess
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,11 @@ def test_what_a_page_quotes_of_an_example_is_a_part_of_it() -> None:
 
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def test_make_alone_says_what_there_is_to_make() -> None:
+    said = subprocess.run(["make", "-s"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert make_targets() - {"demo-announced"} == {line.split()[0] for line in said.splitlines()}
 
 
 def test_every_make_target_that_a_page_names_exists() -> None:
