@@ -39,9 +39,11 @@ def write(version: str, date: str, root: Path = ROOT) -> None:
 
 def name_source(folder: Path, url: str) -> None:
     """Write into a tree where its source is, for an index: the project's links, and the README's made absolute."""
-    at = f"{url}/blob/v{version_in('pyproject.toml', folder)}"
+    version = version_in("pyproject.toml", folder)
+    at = f"{url}/blob/v{version}"
     readme = folder / "README.md"
-    readme.write_text(re.sub(r"\]\((?![a-z]+:|#)", f"]({at}/", readme.read_text(encoding="utf-8")), encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?![a-z]+:)", rf"\1{url}/raw/v{version}/", readme.read_text(encoding="utf-8"))
+    readme.write_text(re.sub(r"\]\((?![a-z]+:|#)", f"]({at}/", text), encoding="utf-8")
     links = {"Source": url, "Issues": f"{url}/issues", "Changelog": f"{at}/CHANGELOG.md"}
     with (folder / "pyproject.toml").open("a", encoding="utf-8") as file:
         file.write("\n[project.urls]\n" + "".join(f'{name} = "{link}"\n' for name, link in links.items()))
