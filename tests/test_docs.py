@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import shmstore
 from tests.support import Child
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -178,6 +179,13 @@ def test_the_table_of_kernels_has_each_call_that_needs_a_new_one() -> None:
 def test_a_line_of_code_has_120_columns_at_most() -> None:
     """docs/wide.css makes room for so many; the menu leaves no more of a window of 1280 pixels."""
     assert [] == [str(block) for block in BLOCKS if any(len(line) > 120 for line in block.text.splitlines())]
+
+
+@pytest.mark.parametrize("of", [shmstore.ObjectStoreWriter, shmstore.ObjectStoreReader])
+def test_the_store_page_lists_each_call_that_there_is(of: type) -> None:
+    page = (DOCS / "reference" / "store.md").read_text(encoding="utf-8").partition(f"::: shmstore.{of.__name__}\n")[2]
+    listed = re.findall(r"\w+", page.partition("members: [")[2].partition("]")[0])
+    assert sorted(listed) == sorted(name for name in dir(of) if not name.startswith("_"))
 
 
 def test_every_page_is_in_the_menu() -> None:

@@ -387,7 +387,7 @@ def test_every_logger_of_the_package_is_below_shmstore() -> None:
 @pytest.mark.checkout
 def test_the_page_lists_every_metric_with_its_type() -> None:
     text = (ROOT / "docs" / "guides" / "metrics.md").read_text(encoding="utf-8")
-    hook = runpy.run_path(str(ROOT / "docs" / "metrics_table.py"))
+    hook = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     page = hook["on_page_markdown"](text, page=None, config=None, files=None)
     listed = dict(re.findall(r"^\| `(shmstore_\w+)` \| (\w+) \|", page, re.M))
     assert {name: "counter" if name.endswith("_total") else "gauge" for name in all_names()} == listed

@@ -1,10 +1,20 @@
-"""Makes the tables of guides/metrics.md from shmstore/metrics.py; a hook of mkdocs."""
+"""Hooks of mkdocs: the tables of guides/metrics.md from shmstore/metrics.py, and the version in the footer."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
-METRICS = Path(__file__).resolve().parent.parent / "shmstore" / "metrics.py"
+ROOT = Path(__file__).resolve().parent.parent
+METRICS = ROOT / "shmstore" / "metrics.py"
+
+
+def on_config(config: Any) -> Any:
+    """Put the version into the footer, and the project's link to its source, once it has one, on top of each page."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.copyright = config.copyright.replace("VERSION", project["version"])
+    config.repo_url = project.get("urls", {}).get("Source")
+    return config
 
 
 def table(group: str) -> str:
