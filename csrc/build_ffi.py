@@ -12,8 +12,9 @@ from cffi import FFI
 HERE = Path(__file__).resolve().parent
 HEADERS = (
     *("store/shmstore.h", "store/core.h", "store/batch.h", "store/claims.h", "store/crc.h", "inspect/inspect.h"),
-    *("kv/errors.h", "kv/hashlist.h", "kv/blockhash.h", "kv/blockpool.h", "kv/kvcache.h"),
+    *("serde/fold.h", "kv/errors.h", "kv/hashlist.h", "kv/blockhash.h", "kv/blockpool.h", "kv/kvcache.h"),
 )
+EXTENSION = ("inspect", "kv", "serde")  # the store is compiled once, for programs in C, too
 # The hosts that the package supports are little-endian Linux; anything else must fail here, not at run time.
 # -g0, because archives are not stripped, and debug information has the paths of the machine that built them.
 COMPILE_ARGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-pthread"]
@@ -34,7 +35,7 @@ for _name in HEADERS:
 ffibuilder.set_source(
     "shmstore.bindings._shmstore",
     "\n".join(f'#include "{name}"' for name in HEADERS),
-    sources=sorted(f"csrc/{path.relative_to(HERE)}" for name in ("inspect", "kv") for path in HERE.glob(f"{name}/*.c")),
+    sources=sorted(f"csrc/{path.relative_to(HERE)}" for name in EXTENSION for path in HERE.glob(f"{name}/*.c")),
     depends=sorted(f"csrc/{path.relative_to(HERE)}" for path in HERE.glob("*/*.[ch]")),
     include_dirs=["csrc"],
     extra_compile_args=COMPILE_ARGS,

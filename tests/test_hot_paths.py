@@ -49,3 +49,12 @@ def test_a_sender_s_hit_makes_no_more_calls() -> None:
     with shm_sender(MultiModalCacheConfig(cache_type="shm", world_size=1, ipc_cache_gb=0.01)) as sender:
         sender.get_and_update_item((three_tensors(1024), [update("a")]), "a")
         assert calls_of(lambda: sender.get_and_update_item(None, "a")) <= 14
+
+
+def test_more_containers_in_a_value_take_no_more_calls() -> None:
+    with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        values = ({"pixels": torch.ones(16), "boxes": [{"box": [i]} for i in range(n)]} for n in (1000, 2000))
+        refs = [writer.put(str(n), value, hold=True) for n, value in enumerate(values)]
+        with ObjectStoreReader.attach(writer.handle, rank=0) as reader:
+            few, many = (calls_of(lambda ref=ref: reader.get(ref)) for ref in refs)  # type: ignore[misc]
+    assert few == many < 80

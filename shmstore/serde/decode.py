@@ -8,10 +8,13 @@ plan checks only that the payload is long enough.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import msgpack
 import numpy as np
 
+from shmstore.bindings.fold import PART_PLAIN, PART_TUPLES, fold
 from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown, unless_interrupted
 from shmstore.serde import tensors
 from shmstore.serde.dtypes import MAX_NDIM, carrier_of, numpy_dtype_from_wire
@@ -82,6 +85,13 @@ class _Mark:
 _TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT = (_Mark() for _ in range(5))
 
 
+class _Part(NamedTuple):
+    """A part of the meta bytes that holds no tensor; see csrc/serde/fold.h."""
+
+    unpack: Callable[[bytes], Any]
+    packed: bytes
+
+
 _MARKS = {TUPLE.code: _TUPLE, INT.code: _INT, TENSOR.code: _TENSOR, ARRAY.code: _ARRAY, OBJECT.code: _OBJECT}
 
 
@@ -93,6 +103,18 @@ def _ext_hook(code: int, data: bytes) -> _Mark:
     if data:
         raise CorruptStoreError("the meta bytes hold a mark with data")
     return mark
+
+
+def _list_or_tuple(items: list[Any]) -> Any:
+    return tuple(items[1:]) if items and items[0] is _TUPLE else items
+
+
+_unpack = partial(msgpack.unpackb, raw=False, strict_map_key=False, unicode_errors="surrogatepass")
+_UNPACK = {PART_PLAIN: _unpack, PART_TUPLES: partial(_unpack, ext_hook=_ext_hook, list_hook=_list_or_tuple)}
+
+
+def _ext_or_part(code: int, data: bytes) -> "_Mark | _Part":
+    return _Part(_UNPACK[code], data) if code in _UNPACK else _ext_hook(code, data)
 
 
 class _Constant:
@@ -107,7 +129,9 @@ class _Constant:
 def make_plan(meta: bytes, mode: Mode) -> Plan:
     """Return the plan of `meta`. Raises CorruptStoreError, and no other error, if the bytes describe no value."""
     compiler = _Compiler(mode)
-    build = _as_build(compiler.node(parse(meta, _ext_hook), 0))
+    folded = fold(meta)
+    tree = parse(meta, _ext_hook) if folded is None else parse(folded, _ext_or_part)
+    build = _as_build(compiler.node(tree, 0))
     return Plan(compiler.needed, build)
 
 
@@ -141,6 +165,8 @@ class _Compiler:
         kind = type(node)
         if kind in ATOMS:
             return _Constant(node)
+        if kind is _Part:
+            return _part(node)
         mark = node[0] if kind is tuple and node else None
         if mark is _TENSOR:
             return self.tensor(node)
@@ -307,6 +333,22 @@ class _Compiler:
         # writable, and a write raises instead of crashing the process.
         count, frombuffer = math.prod(shape), np.frombuffer
         return lambda payload: frombuffer(memoryview(payload).toreadonly(), dtype, count, offset).reshape(shape)
+
+
+def _part(part: _Part) -> Build:
+    unpack, packed = part
+    try:
+        made = [unpack(packed)]
+    except ValueError as error:  # of text that is not UTF-8: `fold` has looked at all else
+        raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
+
+    def build(payload: Any) -> Any:
+        try:
+            return made.pop()  # the first value of this plan, which is often its only one
+        except IndexError:
+            return unpack(packed)
+
+    return build
 
 
 def _big_int(node: tuple[Any, ...]) -> int:

@@ -29,7 +29,10 @@ from typing import Any
 
 import msgpack
 
+from shmstore.bindings.fold import MAX_DEPTH, MAX_SAME_HASH
 from shmstore.errors import CorruptStoreError, cut
+
+__all__ = ["ARRAY", "ATOMS", "INT", "MAX_DEPTH", "MAX_NBYTES", "MAX_SAME_HASH", "OBJECT", "PICKLE", "TENSOR", "TUPLE"]
 
 TUPLE = msgpack.ExtType(1, b"")
 INT = msgpack.ExtType(2, b"")
@@ -39,18 +42,14 @@ OBJECT = msgpack.ExtType(5, b"")
 PICKLE = 6
 """The ext code of the meta of `PickleSerde`, so that neither serializer reads the bytes of the other."""
 
-MAX_DEPTH = 100
-"""Limit of the nesting of containers; it is well below the limits of msgpack's parser and of Python's stack."""
 MAX_NBYTES = 2**62
 """Limit of a payload, which keeps sums of sizes within the range of C and numpy."""
 
 ATOMS: frozenset[Any] = frozenset((str, bytes, int, float, bool, type(None)))
 """The scalar types; dict keys are scalars or tuples of them."""
-MAX_SAME_HASH = 64
-"""Limit of the keys of one dict that have the same hash."""
 
 
-def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
+def parse(meta: "bytes | memoryview", ext_hook: Callable[[int, bytes], Any]) -> Any:
     """Return meta as a tree of atoms, tuples for arrays and lists of pairs for maps.
 
     Raises CorruptStoreError for bytes that are not msgpack.

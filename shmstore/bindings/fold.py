@@ -1,0 +1,23 @@
+"""The parts of an object's metadata that hold no tensor; see ``serde/fold.h``."""
+
+from typing import Final
+
+from shmstore.bindings._shmstore import ffi, lib
+
+PART_PLAIN: Final[int] = lib.SHMS_PART_PLAIN
+PART_TUPLES: Final[int] = lib.SHMS_PART_TUPLES
+MAX_DEPTH: Final[int] = lib.SHMS_MAX_DEPTH
+"""Limit of the nesting of containers; it is well below the limits of msgpack's parser and of Python's stack."""
+MAX_SAME_HASH: Final[int] = lib.SHMS_MAX_NUMBERS
+"""Limit of the keys of one dict that have the same hash."""
+_ONE_TENSOR = 24
+"""Meta of so many bytes is a tensor or little more, which Python is fast enough at."""
+
+
+def fold(meta: bytes) -> memoryview | None:
+    """Return `meta` with each part that holds no tensor as one ext value; None if there is no such part."""
+    if len(meta) <= _ONE_TENSOR:
+        return None
+    out = bytearray(3 * len(meta) + 16)
+    length = lib.shms_meta_fold(meta, len(meta), ffi.from_buffer(out))
+    return memoryview(out)[:length] if length else None
