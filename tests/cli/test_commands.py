@@ -187,6 +187,19 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
         assert 2 == cli.main([name, "x", "--json", "--svg", "y"])
 
 
+def test_ls_shows_the_stores_whose_name_matches(stores: Stores) -> None:
+    name, other = (stores.create(name=store_name()).name for _ in range(2))
+    shown = {segment["name"] for segment in piped("ls", f"?{name[1:]}", "--json").json["segments"]}
+    assert (True, False) == (name in shown, other in shown)
+    assert "matches none" in (ran := piped("ls", "none")).out
+    assert ran.status == 0
+
+
+def test_an_out_without_a_tensor_says_what_it_needs() -> None:
+    assert "--out needs --tensor" in (ran := piped("dump", "x", "--out", "y")).err
+    assert ran.status == 2
+
+
 def test_without_a_command_all_of_them_are_listed() -> None:
     ran = piped()
     assert (2, "") == (ran.status, ran.out)

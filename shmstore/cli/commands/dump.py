@@ -339,7 +339,9 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
 
 def _run(arguments: argparse.Namespace) -> int:
     one = arguments.key is not None or arguments.object is not None
-    if (arguments.tensor is None) != (arguments.out is None) or (arguments.tensor and (arguments.svg or not one)):
+    if arguments.tensor is None and arguments.out is not None:
+        return complain("dump", "--out needs --tensor PATH, and --key or --object", EXIT_USAGE)
+    if arguments.tensor is not None and (arguments.out is None or arguments.svg or not one):
         return complain("dump", "--tensor needs --out and --key or --object, and draws no --svg", EXIT_USAGE)
     if arguments.namespace is not None and arguments.key is None:
         return complain("dump", "--namespace needs --key", EXIT_USAGE)

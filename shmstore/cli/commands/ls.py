@@ -2,9 +2,10 @@
 
 import argparse
 import os
+from fnmatch import fnmatchcase
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.cli.commands.common import add_dir, add_json, age, complain, hit_ratio, print_json, size, writers
+from shmstore.cli.commands.common import add_dir, add_json, age, complain, hit_ratio, print_json, shown, size, writers
 from shmstore.cli.commands.tables import make_console, make_fitting_table
 from shmstore.files import another_user
 from shmstore.inspect.records import SegmentInfo
@@ -46,15 +47,19 @@ def _row(info: SegmentInfo) -> list[str]:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pattern", nargs="?", default="*", help="only stores whose name matches, such as 'mm-*'")
     add_dir(parser, or_pid=True)
     add_json(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    segments = find_segments(dir=arguments.dir, allow_uid=arguments.allow_uid)
+    found = find_segments(dir=arguments.dir, allow_uid=arguments.allow_uid)
+    segments = [info for info in found if fnmatchcase(info.name, arguments.pattern)]
     damaged = [info for info in segments if info.state == "damaged"]
     if arguments.json:
         print_json({"ok": not damaged, "segments": segments})
+    elif found and not segments:
+        print(f"no store's name matches {shown(arguments.pattern)}; without a pattern there are {len(found)}")
     elif not segments:
         print(f"no stores in {folder_of(arguments.dir)}, of those whose files this user may read")
     else:
