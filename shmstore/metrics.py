@@ -133,6 +133,8 @@ _READER = _families(
     gets=("shmstore_reader_gets_total", "References turned into values."),
     stale=("shmstore_reader_stale_refs_total", "References refused."),
     released=("shmstore_reader_releases_total", "Leases ended by release, without a read."),
+    finds=("shmstore_reader_finds_total", "Keys that a reader found."),
+    find_misses=("shmstore_reader_find_misses_total", "Keys that a reader looked for and did not find."),
     live_views=("shmstore_reader_live_views", "Values of this reader that are still referenced."),
 )
 _CACHE = _families(

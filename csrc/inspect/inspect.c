@@ -111,6 +111,11 @@ static void read_facts(const shms_inspector *i, uint32_t arena, shms_facts *out)
     shms_words_read(t->counters, &out->counters, sizeof out->counters);
     shms_words_read(t->tier, &out->tier, sizeof out->tier);
     memcpy(out->group_of, l->group_of, sizeof out->group_of);
+    for (uint32_t r = 0; r < l->n_readers; r++) {
+        const shms_reader_table *rank = shms_segment_reader(&i->seg, r);
+        out->finds += shms_get(&rank->counters[SHMS_R(finds)]);
+        out->find_misses += shms_get(&rank->counters[SHMS_R(find_misses)]);
+    }
 }
 
 int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {

@@ -62,6 +62,7 @@ typedef struct shms_facts {
     uint64_t owner_pid; /* of an owner without an arena, if it is alive; else 0 */
     uint64_t writer_alive, writer_pid, writer_epoch; /* epoch: 1 + number of recoveries; 0: no writer yet */
     uint64_t next_id, next_lease, hand, used_bytes, objects;
+    uint64_t finds, find_misses; /* of all ranks, in all arenas */
     uint64_t moving;
     shms_counters counters;
     shms_tier_figures tier;

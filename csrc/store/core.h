@@ -74,6 +74,7 @@ typedef struct shms_counters {
 /* What the processes of a rank have counted; ReaderCounters in shmstore/store/stats.py. The table has room for 7. */
 typedef struct shms_reader_counters {
     uint64_t gets, stale, released; /* references read and refused; leases released without a get */
+    uint64_t finds, find_misses;    /* keys found, and not found */
 } shms_reader_counters;
 
 typedef struct shms_stats {

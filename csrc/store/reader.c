@@ -164,6 +164,10 @@ static void show(struct shms_reader *r, uint32_t slot, const shms_slot *seen, sh
     atomic_fetch_add(&r->refs, 1);
 }
 
+static void count(const struct shms_reader *r, size_t c) {
+    atomic_fetch_add_explicit(&r->table->counters[c], 1, memory_order_relaxed);
+}
+
 /* Puts a mapping of its own in the place of the payload. */
 static int map_private(const struct shms_reader *r, shms_view *v) {
     if (v->payload_size == 0)
@@ -191,7 +195,7 @@ static int acquire(shms_reader *r, const uint8_t *packed, bool private, shms_vie
         rc = pin(r, packed, &ref, &seen);
     if (rc) {
         if (rc == SHMS_ESTALE)
-            atomic_fetch_add_explicit(&r->table->counters[SHMS_R(stale)], 1, memory_order_relaxed);
+            count(r, SHMS_R(stale));
         free(v);
         leave(r);
         return rc;
@@ -202,7 +206,7 @@ static int acquire(shms_reader *r, const uint8_t *packed, bool private, shms_vie
         return rc;
     }
     acknowledge(r, &ref);
-    atomic_fetch_add_explicit(&r->table->counters[SHMS_R(gets)], 1, memory_order_relaxed);
+    count(r, SHMS_R(gets));
     *out = v;
     return SHMS_OK;
 }
@@ -240,6 +244,7 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
     }
     if (state != SHMS_LIVE) {
         rc = v ? SHMS_ENOTFOUND : SHMS_ENOMEM;
+        count(r, SHMS_R(find_misses));
         free(v);
         leave(r);
         return rc;
@@ -251,6 +256,7 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
                     .id = shms_get(&seen.id)};
     shms_ref_seal(packed, &ref, r->seg.sb->secret, shms_get(&shms_segment_slot(&r->seg, slot)->secret));
     show(r, slot, &seen, v);
+    count(r, SHMS_R(finds));
     *out = v;
     return SHMS_OK;
 }

@@ -72,6 +72,9 @@ def _writer(index: int, raw: dict[str, Any]) -> WriterInfo:
     )
 
 
+_OF_ALL = ("file_size", "control_bytes", "max_object_size", "n_readers", "groups", "finds", "find_misses")
+
+
 def facts_from(arenas: Sequence[dict[str, Any]]) -> StoreFacts:
     """Return the record of the facts that C has read of each arena."""
     writers = tuple(_writer(index, raw) for index, raw in enumerate(arenas))
@@ -86,7 +89,7 @@ def facts_from(arenas: Sequence[dict[str, Any]]) -> StoreFacts:
     options = [name for name, bit in native.FLAGS.items() if raw["flags"] & bit]
     return StoreFacts(
         **counts,
-        **{name: raw[name] for name in ("file_size", "control_bytes", "max_object_size", "n_readers", "groups")},
+        **{name: raw[name] for name in _OF_ALL},
         store_id=raw["store"],
         created_at=seconds(raw["created_ns"]),
         options=tuple(options),

@@ -49,6 +49,10 @@ class StoreFacts(SeenCounts):
     control_bytes: int
     """Bytes of the file before the data region."""
     max_object_size: int
+    finds: int
+    """Calls of `find` of all readers that found their key."""
+    find_misses: int
+    """Calls of `find` of all readers that did not."""
     n_readers: int
     """Number of ranks that a hand-out expects, if it names no group."""
     groups: tuple[int, ...]
@@ -64,6 +68,16 @@ class StoreFacts(SeenCounts):
     recoveries: int
     """Number of times that a new writer has taken the store or an arena over."""
     writers: tuple[WriterInfo, ...]
+
+    @property
+    def found(self) -> int:
+        """Keys that a writer or a reader found."""
+        return self.hits + self.finds
+
+    @property
+    def lookups(self) -> int:
+        """Keys that writers and readers asked for."""
+        return self.hits + self.misses + self.finds + self.find_misses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

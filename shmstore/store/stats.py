@@ -105,17 +105,27 @@ class WriterCounters:
     """The same for four times the capacity."""
 
     @property
+    def found(self) -> int:
+        """Keys that were found."""
+        return self.hits
+
+    @property
+    def lookups(self) -> int:
+        """Keys that were asked for."""
+        return self.hits + self.misses
+
+    @property
     def hit_ratio(self) -> float:
-        """Hits / (hits + puts); 0 before the first. Misses do not count: after `is_cached` there are none."""
-        given = self.hits + self.puts
-        return self.hits / given if given else 0.0
+        """Found / (found + puts); 0 before the first. Misses do not count: after `is_cached` there are none."""
+        given = self.found + self.puts
+        return self.found / given if given else 0.0
 
     def hit_ratio_at(self, factor: float) -> float:
         """Return the hit ratio that a store of 1.5, 2 or 4 times the capacity would have had, as this one estimates."""
         if factor not in MORE_HITS:
             raise ValueError(f"factor must be 1.5, 2 or 4, not {shown(factor)}")
-        given = self.hits + self.puts
-        return (self.hits + float(getattr(self, MORE_HITS[factor]))) / given if given else 0.0
+        given = self.found + self.puts
+        return (self.found + float(getattr(self, MORE_HITS[factor]))) / given if given else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +138,10 @@ class ReaderCounters:
     """References refused."""
     released: int
     """Leases ended by `release`, without a read."""
+    finds: int
+    """Calls of `find` that found their key."""
+    find_misses: int
+    """Calls of `find` that did not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from shmstore import (
     StaleRefError,
     StoreClosedError,
 )
+from shmstore.inspect.inspector import StoreInspector
 from tests.support import Stores, is_held
 
 HALF = 500_000
@@ -66,6 +67,21 @@ def test_an_object_is_found_by_key_and_read_by_its_reference(
     assert not is_held(writer)
     with pytest.raises(StaleRefError):
         reader.get(pinned.ref)
+
+
+def test_what_ranks_find_and_do_not_find_is_counted_and_in_the_hit_ratio(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, finder: ObjectStoreReader
+) -> None:
+    put(writer, reader, "a", 7)
+    with StoreInspector.open(writer.name) as seen:
+        assert 0 == seen.facts().lookups
+        for key in ("a", "a", "b"):
+            finder.find(key)
+        found(reader, "a").end()
+        facts = seen.facts()
+        assert [(1, 0), (2, 1)] == [(rank.finds, rank.find_misses) for rank in seen.readers()]
+    assert (3, 1, 4, 3 / 4) == (facts.finds, facts.find_misses, facts.lookups, facts.hit_ratio)
+    assert (2, 1) == (finder.stats().finds, finder.stats().find_misses)
 
 
 def test_namespaces_are_told_apart(writer: ObjectStoreWriter, finder: ObjectStoreReader) -> None:

@@ -63,8 +63,8 @@ def ratio(value: float | None) -> str:
 
 
 def hit_ratio(counts: "Counts", factor: float = 1) -> str:
-    """Return the hit ratio so far, or with so many times the capacity; a dash if no writer was ever asked."""
-    if not counts.hits and not counts.misses:
+    """Return the hit ratio so far, or with so many times the capacity; a dash if nobody ever asked for a key."""
+    if not counts.lookups:
         return ratio(None)
     return ratio(counts.hit_ratio if factor == 1 else counts.hit_ratio_at(factor))
 

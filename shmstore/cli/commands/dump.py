@@ -127,7 +127,8 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
     )
     console.print(
         f"  {counted(facts.puts, 'put')}, {counted(facts.hits, 'hit')}"
-        f"{'' if one else f' ({facts.adopted} adopted)'}, {counted(facts.misses, 'miss', 'misses')} "
+        f"{'' if one else f' ({facts.adopted} adopted)'}, {counted(facts.misses, 'miss', 'misses')}, "
+        f"{counted(facts.finds, 'find')} by readers, {counted(facts.find_misses, 'find miss', 'find misses')} "
         f"(hit ratio {hit_ratio(facts)}), {counted(facts.evictions, 'eviction')}, {counted(facts.deletes, 'delete')}, "
         f"{counted(facts.refusals, 'refusal')}, {counted(facts.cancels, 'cancel')}; "
         f"next id {facts.next_id}, next lease {facts.next_lease}"

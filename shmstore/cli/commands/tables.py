@@ -113,6 +113,7 @@ _READER_COLUMNS: dict[str, Callable[[ReaderInfo], str]] = {
     "lag": lambda reader: "-" if reader.lag_seconds is None else span(reader.lag_seconds),
     "gets": lambda reader: str(reader.gets),
     "stale": lambda reader: str(reader.stale),
+    "finds": lambda reader: str(reader.finds),
 }
 _READER_STYLES = {"dead": "red", "awaited": "yellow"}
 
@@ -128,7 +129,7 @@ def readers_table(
     rows = [
         ([_READER_COLUMNS[name](reader) for name in names], _READER_STYLES.get(reader.state, "")) for reader in readers
     ]
-    spare = ("stale", "gets", "pinned", "leased")
+    spare = ("stale", "finds", "gets", "pinned", "leased")
     return make_fitting_table(console, title, names, rows, left=("state",), spare=spare)
 
 

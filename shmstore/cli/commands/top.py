@@ -46,7 +46,10 @@ from shmstore.inspect.records import ReaderInfo, SegmentInfo, StoreFacts
 from shmstore.inspect.segments import Verdicts, find_segments, look_at
 from shmstore.store.stats import MORE_HITS, Counts, KindStats
 
-_RATES = ("puts", "put_bytes", "hits", "adopted", "misses", "evictions", "refusals", *MORE_HITS.values())
+_RATES = (
+    *("puts", "put_bytes", "hits", "adopted", "misses", "finds", "find_misses", "evictions", "refusals"),
+    *MORE_HITS.values(),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +95,11 @@ def _rates(new: Counts | None, old: Counts | None, elapsed: float) -> dict[str, 
 
 def _recent_hit_ratio(counts: Counts | None, rate: dict[str, float], more: str | None = None) -> float | None:
     """Return the hit ratio of this rate, with the hits that a larger store would have had; None without look-ups."""
-    given = rate["hits"] + rate["puts"]
-    if counts is None or not given or not (counts.hits or counts.misses):
+    found = rate["hits"] + rate["finds"]
+    given = found + rate["puts"]
+    if counts is None or not given or not counts.lookups:
         return None
-    return (rate["hits"] + (rate[more] if more else 0)) / given
+    return (found + (rate[more] if more else 0)) / given
 
 
 class Watcher:
@@ -215,6 +219,7 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     table = make_table(console, "", "", "per second", "total", left=("",))
     adopted = (("adopted", "hits on objects of other writers"),) if several else ()
     labels = (("puts", "puts"), ("put_bytes", "bytes put"), ("hits", "hits"), *adopted, ("misses", "misses"))
+    labels += (("finds", "finds by readers"), ("find_misses", "find misses"))
     for name, label in labels:
         per_second = size if name == "put_bytes" else "{:.1f}".format
         table.add_row(
