@@ -1,6 +1,6 @@
 /*
- * file.h - what the parts of a segment's file share: descriptors.c, space.c, mapping.c, locks.c,
- * create.c and published.c.
+ * file.h - what the parts of a segment's file share: filesystem.c, descriptors.c, space.c, mapping.c,
+ * locks.c, create.c and published.c.
  */
 #ifndef SHMS_FILE_H
 #define SHMS_FILE_H
@@ -36,7 +36,7 @@ int shms_file_size(const shms_segment *seg, uint64_t *size); /* SHMS_ELAYOUT: it
 void shms_file_close(shms_segment *seg);
 void shms_file_unlist(shms_segment *seg); /* for the handlers of forks, it is closed */
 
-/* ---- space.c ---- */
+/* ---- filesystem.c ---- */
 
 uint64_t shms_page_size(void);
 uint64_t shms_file_unit(const struct statfs *fs); /* of sizes and mappings: on hugetlbfs its pages */
@@ -44,6 +44,9 @@ uint64_t shms_file_unit(const struct statfs *fs); /* of sizes and mappings: on h
  * write goes to another place (btrfs, ZFS) what is reserved may be missing in the end, which is a SIGBUS. */
 bool shms_file_serves(const struct statfs *fs);
 bool shms_file_is_on_disk(const struct statfs *fs); /* so it is there after a power cut, in part */
+
+/* ---- space.c ---- */
+
 bool shms_exceeds_free_space(int fd, uint64_t size);
 bool shms_exceeds_limit(uint64_t size); /* RLIMIT_FSIZE: the kernel would send SIGXFSZ, which ends most programs */
 int shms_file_reserve(int fd, uint64_t at, uint64_t size); /* SHMS_ENOSPC, ESYS */

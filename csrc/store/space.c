@@ -1,6 +1,5 @@
 /*
- * space.c - what a segment's file has of its file system: pages, free space, and reservations, so that no store raises
- * SIGBUS.
+ * space.c - the free space of a segment's file system, and reservations, so that no store raises SIGBUS.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -11,15 +10,8 @@
 #include "file.h"
 #include "step.h"
 
-/* of statfs(2) */
-#define HUGETLBFS 0x958458f6
-#define TMPFS 0x01021994
-#define EXT 0xef53 /* 2 to 4 */
-#define XFS 0x58465342
 /* smallest step of a reservation that signals interrupt; takes well below a millisecond */
 #define SMALLEST_STEP ((uint64_t)1 << 20)
-
-uint64_t shms_page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
 
 bool shms_file_is_young(const shms_segment *seg) {
     struct stat st;
@@ -27,18 +19,6 @@ bool shms_file_is_young(const shms_segment *seg) {
         return true;
     int64_t age = (int64_t)shms_clock_ns(CLOCK_REALTIME) / 1000000000 - st.st_mtim.tv_sec;
     return st.st_size == 0 && age >= -SHMS_FIRST_SECONDS && age <= SHMS_FIRST_SECONDS; /* the clock may be set back */
-}
-
-uint64_t shms_file_unit(const struct statfs *fs) {
-    return (uint32_t)fs->f_type == HUGETLBFS ? (uint64_t)fs->f_bsize : shms_page_size();
-}
-
-bool shms_file_is_on_disk(const struct statfs *fs) {
-    return (uint32_t)fs->f_type == EXT || (uint32_t)fs->f_type == XFS;
-}
-bool shms_file_serves(const struct statfs *fs) {
-    return (uint32_t)fs->f_type == TMPFS || shms_file_is_on_disk(fs) ||
-           ((uint32_t)fs->f_type == HUGETLBFS && (uint64_t)fs->f_bsize <= SHMS_LARGEST_PAGE);
 }
 
 int shms_options_round(shms_options *options) {
