@@ -14,6 +14,13 @@
 
 void shms_reclaim_begin(struct shms_writer *w) { w->operation++; }
 
+bool shms_reclaim_yield(struct shms_writer *w) {
+    bool others = shms_writer_yield(w);
+    if (others)
+        shms_reclaim_begin(w);
+    return others;
+}
+
 /* Is a rank or another writer gone? Then what it has pinned and leased is void, whatever its words say. */
 static bool gone(struct shms_writer *w, uint32_t peer) {
     shms_peer *p = &w->peers[peer];

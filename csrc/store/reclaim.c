@@ -41,13 +41,6 @@ enum { AGAIN = 1 }; /* the caller searches again */
 /* failed searches before the store counts as full: its readers are then faster than the search */
 #define MAX_SEARCHES 1000
 
-bool shms_reclaim_yield(struct shms_writer *w) {
-    bool others = shms_writer_yield(w);
-    if (others)
-        shms_reclaim_begin(w);
-    return others;
-}
-
 /* Where the next victims are listed: their final place. None is protected: shms_protect_slot makes its zone stale, and a
  * search asks again. So the stack has room for all slots but those that are deleted and protected, after it. */
 static uint32_t *victims_of(struct shms_writer *w) { return w->free_slots + w->n_free_slots; }

@@ -100,6 +100,9 @@ static inline void shms_count(struct shms_writer *w, size_t c, uint64_t n) { shm
 
 /* Forgets which ranks and writers are alive. Every operation that may reclaim starts with this. */
 void shms_reclaim_begin(struct shms_writer *w);
+/* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield without `placing`, the
+ * writer may be closed. Nothing may be stored then. */
+bool shms_reclaim_yield(struct shms_writer *w);
 /* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that are gone count as here. */
 bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);
 /* Does W1 and a first read of the pins. Closes the leases that it finds complete. The context is the writer. */
@@ -134,9 +137,6 @@ void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
 void shms_delete_slot(struct shms_writer *w, uint32_t slot);
 /* Reclaims deleted objects whose keys are no longer protected. May yield the mutex. */
 void shms_reclaim_unprotected(struct shms_writer *w);
-/* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield without `placing`, the
- * writer may be closed. Nothing may be stored then. */
-bool shms_reclaim_yield(struct shms_writer *w);
 
 /* ---- room.c; the mutex is held ---- */
 
