@@ -4,6 +4,7 @@
 #include "adopt.h"
 
 #include "find.h"
+#include "monitor.h"
 #include "step.h"
 
 #define SCAN_AT_ONCE 256 /* slots between two yields of the mutex */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "adopt.h"
+#include "monitor.h"
 
 int shms_batch_ready(shms_batch *b) {
     if (b->keep) {

@@ -3,7 +3,7 @@
  */
 #include <stdlib.h>
 
-#include "writer.h"
+#include "monitor.h"
 
 uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len) {
     return shms_hash_key(w->index.seed, key, key_len);

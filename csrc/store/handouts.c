@@ -5,6 +5,7 @@
 
 #include "adopt.h"
 #include "find.h"
+#include "monitor.h"
 #include "step.h"
 
 #define CANCEL_AT_ONCE 256 /* lease entries between two yields of the mutex */

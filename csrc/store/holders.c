@@ -7,8 +7,8 @@
  */
 #include <string.h>
 
+#include "monitor.h"
 #include "step.h"
-#include "writer.h"
 
 #define READS_AT_ONCE 256 /* of ranks' words between two yields of the mutex */
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "adopt.h"
+#include "monitor.h"
 #include "step.h"
 
 #define AT_ONCE 64 /* objects between two yields of the mutex */

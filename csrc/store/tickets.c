@@ -10,6 +10,7 @@
 
 #include "adopt.h"
 #include "crc.h"
+#include "monitor.h"
 #include "step.h"
 
 static int next_secret(struct shms_writer *w, uint64_t *out) {

@@ -7,130 +7,14 @@
  */
 #include "writer.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "adopt.h"
 #include "claims.h"
+#include "monitor.h"
 #include "step.h"
-
-/* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
- * processor. */
-#define SPINS 2000
-#define YIELDS 200
-#define GRACE 1000
-
-static void wait_a_turn(int turn) {
-    if (turn >= SPINS)
-        sched_yield();
-    else
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#else
-        __asm__ volatile("yield");
-#endif
-}
-
-/* Spins first, because to sleep and wake takes longer than most waits. */
-static void wait_for_mutex(struct shms_writer *w, bool returning) {
-    for (int turn = 0; turn < SPINS + YIELDS; turn++) {
-        if ((returning || !atomic_load(&w->returning)) && pthread_mutex_trylock(&w->mutex) == 0)
-            return;
-        wait_a_turn(turn);
-    }
-    pthread_mutex_lock(&w->mutex);
-}
-
-static void take_mutex(struct shms_writer *w) {
-    if (!atomic_load(&w->returning) && pthread_mutex_trylock(&w->mutex) == 0)
-        return;
-    atomic_fetch_add(&w->waiting, 1);
-    wait_for_mutex(w, false);
-    atomic_fetch_sub(&w->waiting, 1);
-    atomic_fetch_add(&w->handovers, 1);
-}
-
-/* A mutex is not fair: a thread that unlocks it and locks it again is faster than those that wait. So a put, which
- * needs it for long, lets one waiting thread go first, and then stays away for a while. After that the others let the
- * put go first, because threads that hit without a pause would keep it out.
- *
- * A ticket lock would be fair by itself. But with more threads than cores each call then waits until a sleeping thread has
- * woken up: 8 threads that hit on 2 cores did 0.07 million hits a second, where they do 2 million. */
-static void take_mutex_last(struct shms_writer *w) {
-    if (atomic_load(&w->waiting)) {
-        uint32_t before = atomic_load(&w->handovers);
-        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->handovers) == before;
-             turn++)
-            wait_a_turn(turn);
-        for (int turn = 0; turn < GRACE; turn++)
-            wait_a_turn(0);
-    }
-    atomic_fetch_add(&w->returning, 1);
-    wait_for_mutex(w, true);
-    atomic_fetch_sub(&w->returning, 1);
-}
-
-bool shms_writer_yield(struct shms_writer *w) {
-    if (atomic_load(&w->waiting) == 0)
-        return false;
-    pthread_mutex_unlock(&w->mutex);
-    take_mutex_last(w);
-    return true;
-}
-
-static int enter(struct shms_writer *w, bool to_place) {
-    if (!w)
-        return SHMS_ECLOSED;
-    if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* first: a child may have a locked mutex */
-        return SHMS_EFORKED;
-    if (to_place)
-        pthread_mutex_lock(&w->placing);
-    (to_place ? take_mutex_last : take_mutex)(w);
-    if (!w->closed) {
-        if (w->seg.layout.n_writers > 1 && w->seg.arena != SHMS_OWNER)
-            shms_delete_dropped(w);
-        return SHMS_OK;
-    }
-    pthread_mutex_unlock(&w->mutex);
-    if (to_place)
-        pthread_mutex_unlock(&w->placing);
-    return SHMS_ECLOSED;
-}
-
-static bool has_no_arena(const struct shms_writer *w) { return w && w->seg.arena == SHMS_OWNER; }
-
-int shms_writer_enter(struct shms_writer *w) { return has_no_arena(w) ? SHMS_ENOARENA : enter(w, false); }
-int shms_writer_enter_to_place(struct shms_writer *w) { return has_no_arena(w) ? SHMS_ENOARENA : enter(w, true); }
-
-int shms_writer_leave(struct shms_writer *w, int rc) {
-    pthread_mutex_unlock(&w->mutex);
-    return rc;
-}
-
-int shms_writer_leave_place(struct shms_writer *w, int rc) {
-    shms_writer_leave(w, rc);
-    pthread_mutex_unlock(&w->placing);
-    return rc;
-}
-
-int shms_writer_enter_to_end(struct shms_writer *w) {
-    int rc = shms_writer_enter(w);
-    if (rc != SHMS_ECLOSED || !w)
-        return rc;
-    pthread_mutex_lock(&w->mutex);
-    if (w->unfinished)
-        return SHMS_OK;
-    pthread_mutex_unlock(&w->mutex);
-    return SHMS_ECLOSED;
-}
-
-void shms_writer_ticket_ended(struct shms_writer *w, uint32_t entry) {
-    w->leased -= entry != SHMS_NONE;
-    if (--w->unfinished == 0 && w->closed)
-        shms_segment_unlock(&w->seg, w->unlinks);
-}
 
 /* V1, V2: settles the slots that a death between two steps has left. The next successor can do all of it again. */
 static int settle_slots(struct shms_writer *w) {
@@ -332,12 +216,12 @@ int shms_writer_recover(shms_writer **out, const char *name, const shms_expected
 }
 
 static int end(struct shms_writer *w, int unlinks, bool stays) {
-    int rc = enter(w, true); /* not in a put's search: a successor may come at once */
+    int rc = shms_writer_enter_to_close(w); /* not in a put's search: a successor may come at once */
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
     shms_room_made(w);
-    if (stays && !has_no_arena(w))
+    if (stays && !shms_has_no_arena(w))
         stay(w, SHMS_BEYOND_DEATH);
     w->unlinks = unlinks;
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
@@ -376,7 +260,7 @@ void shms_writer_free(shms_writer *w) {
 void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
 uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
-    w = has_no_arena(w) ? NULL : w;
+    w = shms_has_no_arena(w) ? NULL : w;
     const shms_layout *l = w ? &w->seg.layout : NULL;
     place[0] = w ? l->capacity : 0;
     place[1] = w ? l->data_at + w->seg.arena * l->data_stride : 0;
@@ -514,14 +398,6 @@ int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
     for (int k = 0; k < SHMS_KINDS; k++)
         shms_kind_read(&w->kinds.table[k], &out[k]);
     return shms_writer_leave(w, SHMS_OK);
-}
-
-void shms_writer_refused(struct shms_writer *w, int rc, shms_batch *b) {
-    if (!shms_is_refusal(rc))
-        return;
-    b->refusal = w->refusal;
-    if (!b->until)
-        shms_count(w, SHMS_C(refusals), 1);
 }
 
 /* Checks what the writer writes. The tables of ranks are the inspector's to check, because a rank may spoil its own. */

@@ -145,11 +145,6 @@ void shms_room_init(struct shms_writer *w);
  * the mutex are released meanwhile. 1: something was released, so try again. 0: nothing was; once the time is over,
  * b->until = 0. SHMS_ECLOSED: neither is held. */
 int shms_room_await(struct shms_writer *w, shms_batch *b);
-/* Wakes the threads that wait. Call it after this process has let go of something that kept them out. */
-static inline void shms_room_made(struct shms_writer *w) {
-    if (w->room_waits)
-        pthread_cond_broadcast(&w->room);
-}
 
 /* ---- tickets.c ---- */
 
@@ -198,27 +193,8 @@ int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t 
 /* For calls that list or count: first deletes all that other writers have dropped. */
 int shms_writer_enter_to_list(struct shms_writer *w);
 
-/* ---- writer.c ---- */
-
-/* Takes the mutex, or returns why the handle cannot be used. */
-int shms_writer_enter(struct shms_writer *w);
-/* Releases the mutex, and returns `rc`. */
-int shms_writer_leave(struct shms_writer *w, int rc);
-/* Has the store had no room for the call? */
-static inline bool shms_is_refusal(int rc) {
-    return rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA;
-}
-/* If `rc` is a refusal, counts it, unless the batch will try again, and copies it to the batch. */
-void shms_writer_refused(struct shms_writer *w, int rc, shms_batch *b);
-/* The same two with `placing`, which is taken first. */
-int shms_writer_enter_to_place(struct shms_writer *w);
-int shms_writer_leave_place(struct shms_writer *w, int rc);
-/* For calls that end a ticket: also enters a closed writer whose last ticket has not ended. */
-int shms_writer_enter_to_end(struct shms_writer *w);
-/* Call it when a ticket's slot has left WRITING. The last ticket of a closed writer releases its lock. */
-void shms_writer_ticket_ended(struct shms_writer *w, uint32_t entry);
-/* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */
-bool shms_writer_yield(struct shms_writer *w);
+/* Is it an owner's, which has no arena? */
+static inline bool shms_has_no_arena(const struct shms_writer *w) { return w && w->seg.arena == SHMS_OWNER; }
 static inline uint64_t shms_now_ns(void) { return shms_clock_ns(CLOCK_REALTIME_COARSE); } /* to the tick */
 
 #endif

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "store/monitor.h"
 #include "store/step.h"
-#include "store/writer.h"
 #include "verbs.h"
 
 _Atomic uint64_t *shms_reader_live(shms_reader *r);

@@ -18,7 +18,7 @@
 #include <ucontext.h>
 
 #include "store/claims.h"
-#include "store/writer.h"
+#include "store/monitor.h"
 #include "weak.h"
 
 enum { UNITS = 24, WRITERS = 2, RANKS = 3, ACTORS = WRITERS + RANKS, FINDER = RANKS - 1 };
