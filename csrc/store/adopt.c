@@ -4,6 +4,7 @@
 #include "adopt.h"
 
 #include "find.h"
+#include "hand.h"
 #include "monitor.h"
 #include "step.h"
 

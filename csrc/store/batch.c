@@ -5,29 +5,8 @@
 #include <string.h>
 
 #include "adopt.h"
+#include "hand.h"
 #include "monitor.h"
-
-int shms_batch_ready(shms_batch *b) {
-    if (b->keep) {
-        b->keep = 0;
-        b->n_items = 0;
-    }
-    if (b->n_items < b->room)
-        return SHMS_OK;
-    uint32_t room = b->room ? 2 * b->room : 4;
-    shms_batch_item *items = realloc(b->items, room * sizeof *items);
-    if (!items)
-        return SHMS_ENOMEM;
-    b->items = items;
-    b->room = room;
-    return SHMS_OK;
-}
-
-void shms_batch_note(shms_batch *b, int fresh) {
-    shms_ref ref;
-    shms_ref_unpack(&ref, b->ref);
-    b->items[b->n_items++] = (shms_batch_item){ref.id, ref.lease, ref.slot, ref.entry, fresh};
-}
 
 static uint32_t key_at(const uint8_t *packed) {
     uint32_t len;

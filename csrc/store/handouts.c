@@ -5,32 +5,12 @@
 
 #include "adopt.h"
 #include "find.h"
+#include "hand.h"
 #include "monitor.h"
 #include "step.h"
 
 #define CANCEL_AT_ONCE 256 /* lease entries between two yields of the mutex */
 #define COPY_AT_ONCE 65536 /* bytes between two yields of the mutex */
-
-void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
-    const shms_layout *l = &w->seg.layout;
-    const shms_slot *s = shms_segment_slot(&w->seg, slot);
-    if (!shms_is_own(&w->seg, slot))
-        shms_reclaim_list(w, slot);
-    shms_ref ref = {.store = (uint32_t)w->seg.sb->store,
-                    .slot = slot,
-                    .entry = w->seg.arena * w->leases.n_entries + entry,
-                    .address = shms_address(l, shms_arena_of(l, slot), shms_get(&s->offset)),
-                    .id = shms_get(&s->id)};
-    ref.lease = shms_leases_open(&w->leases, entry, slot, ref.id, group, shms_now_ns());
-    if (hold)
-        shms_leases_hold(&w->leases, entry);
-    shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
-}
-
-void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
-    shms_open_lease(w, slot, entry, group, hold, out);
-    shms_reclaim_leases(w);
-}
 
 int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold) {
     int rc = shms_batch_ready(b);
@@ -101,13 +81,6 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
     else if ((slot = shms_look_remote(w, hash, key, key_len, &seen)) != SHMS_NONE)
         shms_use_remote(w, slot);
     return shms_writer_leave(w, slot != SHMS_NONE);
-}
-
-void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry) {
-    shms_leases_close(&w->leases, entry); /* counts the release of another's object */
-    if (shms_is_own(&w->seg, slot))
-        shms_ring_stale_slot(&w->ring, slot - w->leases.base);
-    shms_room_made(w); /* at least for another lease */
 }
 
 /* 1: the object is here, and `ref` is what a writer packed. 0: it is gone. Or an error. */

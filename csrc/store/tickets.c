@@ -10,6 +10,7 @@
 
 #include "adopt.h"
 #include "crc.h"
+#include "hand.h"
 #include "monitor.h"
 #include "step.h"
 
@@ -132,21 +133,6 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     return SHMS_OK;
 }
 
-void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry) {
-    shms_slot *s = shms_writer_slot(w, slot);
-    /* it was never in the store, so there is no eviction to log */
-    shms_index_remove(&w->index, shms_slot_hash(w, slot), slot);
-    SHMS_STEP("P5");
-    atomic_store_explicit(&s->state, SHMS_FREE, memory_order_seq_cst);
-    shms_add(&w->seg.writer->used_bytes, -shms_span(shms_get(&s->length)));
-    shms_kinds_leave(&w->kinds, slot);
-    shms_ring_remove(&w->ring, slot);
-    w->free_slots[w->n_free_slots++] = slot;
-    shms_leases_untake(&w->leases, entry);
-    shms_room_made(w);
-    shms_writer_ticket_ended(w, entry);
-}
-
 /* Counts the put for each factor by which a larger store would have made it a hit. */
 static void count_more_hits(struct shms_writer *w, const shms_ticket *t) {
     uint64_t span = shms_span(shms_get(&shms_writer_slot(w, t->slot)->length));
@@ -193,14 +179,6 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
         shms_batch_note(b, 1);
     }
     return shms_writer_leave(w, SHMS_OK);
-}
-
-int shms_pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size) {
-    for (uint32_t i = 0; i < n; i++)
-        if (pieces[i].offset > payload_size || pieces[i].size > payload_size - pieces[i].offset ||
-            (pieces[i].size && !pieces[i].address))
-            return SHMS_EINVAL;
-    return SHMS_OK;
 }
 
 /* Outside the mutex: the slot is WRITING, so only the ticket's holder uses the bytes, also after a close. */

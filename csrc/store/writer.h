@@ -146,23 +146,6 @@ void shms_room_init(struct shms_writer *w);
  * b->until = 0. SHMS_ECLOSED: neither is held. */
 int shms_room_await(struct shms_writer *w, shms_batch *b);
 
-/* ---- tickets.c ---- */
-
-/* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
-void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry);
-/* SHMS_EINVAL: a piece is not within the payload. */
-int shms_pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size);
-
-/* ---- handouts.c ---- */
-
-/* Opens a lease for a group on a taken entry, held if `hold`, and packs its reference; the slot has its number of all
- * arenas. For this and the next two, the mutex is held. */
-void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out);
-/* The same, and then closes some leases that are complete. */
-void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out);
-/* Ends an open lease on the object in `slot`. */
-void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
-
 /* ---- directory.c; the mutex is held ---- */
 
 /* Removes the slot's key from the index, and counts it: evicted, or deleted. */
@@ -179,13 +162,6 @@ bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len
 /* Marks protected slots, so that a search need not look up keys. A slot is protected if its key is, or if it was
  * deleted while its key was: the caller may have handed the object out. */
 void shms_protect_slot(struct shms_writer *w, uint32_t slot, bool on);
-
-/* ---- batch.c ---- */
-
-/* Makes room for one more item, before the change that it will record. */
-int shms_batch_ready(shms_batch *b);
-/* Records the hand-out of b->ref. `fresh`: the batch has put its object. */
-void shms_batch_note(shms_batch *b, int fresh);
 
 /* ---- keys.c ---- */
 

@@ -20,6 +20,7 @@
 
 #include "inspect/inspect.h"
 #include "store/adopt.h"
+#include "store/hand.h"
 #include "support.h"
 
 #pragma GCC diagnostic ignored "-Wunused-function" /* each file uses a part */

@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include "fixture.h"
+#include "store/hand.h"
 
 #define KIB (UINT64_C(1) << 10)
 
