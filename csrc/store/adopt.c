@@ -3,15 +3,11 @@
  */
 #include "adopt.h"
 
+#include "drops.h"
 #include "find.h"
 #include "hand.h"
 #include "monitor.h"
 #include "step.h"
-
-#define SCAN_AT_ONCE 256 /* slots between two yields of the mutex */
-#define SCAN_EACH_CALL 8
-
-static bool has_others(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
 
 /* J1, J2 */
 static void let_go(const shms_segment *seg) {
@@ -99,7 +95,7 @@ void shms_holds_unpin(const shms_segment *seg, uint32_t slot) {
 }
 
 uint32_t shms_look_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen) {
-    return has_others(w) ? shms_find_key(&w->seg, &w->index, w->seg.arena, hash, key, key_len, seen) : SHMS_NONE;
+    return shms_has_others(w) ? shms_find_key(&w->seg, &w->index, w->seg.arena, hash, key, key_len, seen) : SHMS_NONE;
 }
 
 bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
@@ -115,7 +111,7 @@ bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entr
 
 int shms_keep_remote(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
     shms_slot seen;
-    if (!has_others(w))
+    if (!shms_has_others(w))
         return 0;
     uint64_t hash = shms_key_hash(w, key, key_len);
     uint32_t slot =
@@ -138,7 +134,7 @@ static bool has_mark(struct shms_writer *w, uint32_t slot, uint32_t mark) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
         if (atomic_load_explicit(shms_pin_of(w, r, slot), memory_order_relaxed) >> SHMS_PIN_MARK_SHIFT == mark)
             return true;
-    for (uint32_t o = 0; has_others(w) && o < w->seg.layout.n_writers; o++)
+    for (uint32_t o = 0; shms_has_others(w) && o < w->seg.layout.n_writers; o++)
         if (atomic_load_explicit(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].used,
                                  memory_order_relaxed) == mark)
             return true;
@@ -156,103 +152,4 @@ bool shms_used_remotely(void *context, uint32_t slot) {
     while (has_mark(w, slot, mark));
     shms_set(&s->head, shms_slot_head(shms_slot_key_len(s), mark, shms_slot_meta_len(s)));
     return true;
-}
-
-/* Marks the object if its key matches: the mark is for an id, which all who read it compare. So an object in EVICTING,
- * which may stay, is marked, too. */
-static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole) {
-    shms_slot seen;
-    if (!shms_matches(&w->seg, slot, key, key_len, whole, &seen))
-        return false;
-    shms_writer_table *t = w->seg.writer;
-    uint64_t drops = shms_get(&t->drops);
-    /* release: an owner that reads it in place of an older one then sees the count before it, and scans */
-    atomic_store_explicit(&t->dropped_at[drops % SHMS_DROPS], slot, memory_order_release);
-    shms_set(&shms_holds_row(&w->seg)[slot].dropped, shms_get(&seen.id));
-    SHMS_STEP("D2"); /* after the slot and the id; pairs with D3 */
-    atomic_store_explicit(&t->drops, drops + 1, memory_order_release);
-    return true;
-}
-
-bool shms_drop_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
-    bool any = false;
-    if (!has_others(w))
-        return false;
-    shms_lookup l = shms_find_begin(&w->seg, &w->index, w->seg.arena, hash);
-    for (uint32_t slot; (slot = shms_find_next(&l)) != SHMS_NONE;)
-        any |= drop_if(w, slot, key, key_len, true);
-    return any;
-}
-
-void shms_drop_all_remote(struct shms_writer *w, const char *prefix, uint32_t prefix_len) {
-    for (uint32_t s = 0; has_others(w) && s < shms_all_slots(&w->seg.layout) && !w->closed; s++) {
-        if (!shms_is_own(&w->seg, s))
-            drop_if(w, s, prefix, prefix_len, false);
-        if (s % SCAN_AT_ONCE == SCAN_AT_ONCE - 1)
-            shms_writer_yield(w);
-    }
-}
-
-static bool delete_if_dropped(struct shms_writer *w, uint32_t slot) {
-    const shms_slot *s = shms_writer_slot(w, slot);
-    if (shms_get(&s->state) != SHMS_LIVE || shms_slot_deleted(s) ||
-        !shms_dropped(&w->seg, shms_writer_global(w, slot), shms_get(&s->id)))
-        return false;
-    shms_delete_slot(w, slot);
-    return true;
-}
-
-uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
-    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
-    if (slot == SHMS_NONE || slot >= w->scan_left)
-        return slot;
-    shms_reclaim_begin(w);
-    return delete_if_dropped(w, slot) ? SHMS_NONE : slot;
-}
-
-uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
-    uint32_t slot = shms_find(w, hash, key, key_len);
-    return slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE ? slot : SHMS_NONE;
-}
-
-static void scan(struct shms_writer *w, uint32_t slots) {
-    for (; slots && w->scan_left; slots--)
-        delete_if_dropped(w, --w->scan_left);
-}
-
-void shms_delete_dropped(struct shms_writer *w) {
-    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++) {
-        const shms_writer_table *t = shms_segment_writer(&w->seg, o);
-        SHMS_STEP("D3"); /* pairs with D2 */
-        uint64_t drops = atomic_load_explicit(&t->drops, memory_order_acquire), seen = w->drops_seen[o];
-        if (o == w->seg.arena || drops == seen)
-            continue;
-        w->drops_seen[o] = drops;
-        shms_reclaim_begin(w);
-        for (uint64_t n = seen; drops - seen < SHMS_DROPS && n < drops; n++) {
-            uint32_t slot =
-                atomic_load_explicit(&t->dropped_at[n % SHMS_DROPS], memory_order_relaxed) - shms_writer_global(w, 0);
-            if (slot < w->seg.layout.max_objects)
-                delete_if_dropped(w, slot);
-        }
-        atomic_thread_fence(memory_order_acquire); /* after a newer cell, the count that came before it */
-        if (shms_get(&t->drops) - seen >= SHMS_DROPS)
-            w->scan_left = (uint32_t)w->seg.layout.max_objects;
-    }
-    if (w->scan_left) {
-        shms_reclaim_begin(w);
-        scan(w, SCAN_EACH_CALL);
-    }
-}
-
-int shms_delete_all_dropped(struct shms_writer *w) {
-    shms_reclaim_begin(w);
-    for (uint32_t s = w->scan_left; s-- > 0;) { /* once, however often another thread falls behind meanwhile */
-        delete_if_dropped(w, s);
-        if (w->scan_left == s + 1)
-            w->scan_left = s;
-        if (s % SCAN_AT_ONCE == 0 && shms_reclaim_yield(w) && w->closed)
-            return SHMS_ECLOSED;
-    }
-    return SHMS_OK;
 }

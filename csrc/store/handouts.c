@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "adopt.h"
+#include "drops.h"
 #include "find.h"
 #include "hand.h"
 #include "monitor.h"

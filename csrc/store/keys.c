@@ -3,16 +3,11 @@
  */
 #include <string.h>
 
-#include "adopt.h"
+#include "drops.h"
 #include "monitor.h"
 #include "step.h"
 
 #define AT_ONCE 64 /* objects between two yields of the mutex */
-
-int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len) {
-    int rc = shms_key_ok(key, key_len);
-    return rc ? rc : shms_writer_enter(w);
-}
 
 int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
@@ -77,13 +72,6 @@ int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len) {
     if (prefix_len == 0)
         shms_ghosts_clear(&w->ghosts);
     return shms_writer_leave(w, SHMS_OK);
-}
-
-int shms_writer_enter_to_list(struct shms_writer *w) {
-    int rc = shms_writer_enter(w);
-    if (rc == SHMS_OK && (rc = shms_delete_all_dropped(w)))
-        shms_writer_leave(w, rc);
-    return rc;
 }
 
 int64_t shms_writer_count(shms_writer *w) {

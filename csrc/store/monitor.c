@@ -6,7 +6,7 @@
 
 #include <sched.h>
 
-#include "adopt.h"
+#include "drops.h"
 
 /* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
  * processor. */

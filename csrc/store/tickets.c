@@ -10,6 +10,7 @@
 
 #include "adopt.h"
 #include "crc.h"
+#include "drops.h"
 #include "hand.h"
 #include "monitor.h"
 #include "step.h"

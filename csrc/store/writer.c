@@ -13,6 +13,7 @@
 
 #include "adopt.h"
 #include "claims.h"
+#include "drops.h"
 #include "monitor.h"
 #include "step.h"
 

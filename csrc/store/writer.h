@@ -95,6 +95,7 @@ static inline uint32_t shms_writer_global(const struct shms_writer *w, uint32_t 
     return w->seg.arena * (uint32_t)w->seg.layout.max_objects + i;
 }
 static inline void shms_count(struct shms_writer *w, size_t c, uint64_t n) { shms_add(&w->seg.writer->counters[c], n); }
+static inline bool shms_has_others(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
 
 /* ---- holders.c; the mutex is held ---- */
 
@@ -162,12 +163,6 @@ bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len
 /* Marks protected slots, so that a search need not look up keys. A slot is protected if its key is, or if it was
  * deleted while its key was: the caller may have handed the object out. */
 void shms_protect_slot(struct shms_writer *w, uint32_t slot, bool on);
-
-/* ---- keys.c ---- */
-
-int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* For calls that list or count: first deletes all that other writers have dropped. */
-int shms_writer_enter_to_list(struct shms_writer *w);
 
 /* Is it an owner's, which has no arena? */
 static inline bool shms_has_no_arena(const struct shms_writer *w) { return w && w->seg.arena == SHMS_OWNER; }
