@@ -3,10 +3,12 @@
  */
 #include "adopt.h"
 
+#include "directory.h"
 #include "drops.h"
 #include "find.h"
 #include "hand.h"
-#include "monitor.h"
+#include "holders.h"
+#include "reclaim.h"
 #include "step.h"
 
 /* J1, J2 */

@@ -5,8 +5,11 @@
 #include <string.h>
 
 #include "adopt.h"
+#include "directory.h"
 #include "hand.h"
+#include "holders.h"
 #include "monitor.h"
+#include "reclaim.h"
 
 static uint32_t key_at(const uint8_t *packed) {
     uint32_t len;

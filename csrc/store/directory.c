@@ -1,6 +1,8 @@
 /*
  * directory.c - which key is in which slot, and which keys are protected.
  */
+#include "directory.h"
+
 #include <stdlib.h>
 
 #include "monitor.h"

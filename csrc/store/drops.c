@@ -2,7 +2,9 @@
 #include "drops.h"
 
 #include "find.h"
+#include "holders.h"
 #include "monitor.h"
+#include "reclaim.h"
 #include "step.h"
 
 #define SCAN_AT_ONCE 256 /* slots between two yields of the mutex */

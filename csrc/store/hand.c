@@ -3,7 +3,9 @@
 
 #include <stdlib.h>
 
+#include "directory.h"
 #include "monitor.h"
+#include "reclaim.h"
 #include "step.h"
 
 int shms_batch_ready(shms_batch *b) {

@@ -4,10 +4,13 @@
 #include <string.h>
 
 #include "adopt.h"
+#include "directory.h"
 #include "drops.h"
 #include "find.h"
 #include "hand.h"
+#include "holders.h"
 #include "monitor.h"
+#include "reclaim.h"
 #include "step.h"
 
 #define CANCEL_AT_ONCE 256 /* lease entries between two yields of the mutex */

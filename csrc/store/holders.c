@@ -5,6 +5,8 @@
  * their leases saves work, but only W3f answers. The order behind W2 is W3h for all victims, then W3, then W3f, and
  * between the first two every verdict is forgotten; docs/concepts/protocol.md says why.
  */
+#include "holders.h"
+
 #include <string.h>
 
 #include "monitor.h"

@@ -3,8 +3,11 @@
  */
 #include <string.h>
 
+#include "directory.h"
 #include "drops.h"
+#include "holders.h"
 #include "monitor.h"
+#include "reclaim.h"
 #include "step.h"
 
 #define AT_ONCE 64 /* objects between two yields of the mutex */

@@ -22,11 +22,14 @@
  * A search begins near the hand, where a CLOCK finds its victims. If that takes too many steps, it uses the zones,
  * which remember what was held where (zones.h).
  */
+#include "reclaim.h"
+
 #include <sched.h>
 #include <string.h>
 
+#include "directory.h"
+#include "holders.h"
 #include "step.h"
-#include "writer.h"
 
 enum { AGAIN = 1 }; /* the caller searches again */
 

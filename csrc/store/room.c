@@ -4,6 +4,9 @@
  * What this process lets go of wakes all threads that wait (shms_room_made). Other processes wake nobody, and neither does
  * a death: one of the threads polls for all of them, every millisecond, and once it has waited for 50 ms, every 5 ms.
  */
+#include "room.h"
+
+#include "holders.h"
 #include "monitor.h"
 
 #define CALL_NS UINT64_C(50000000) /* the longest call, because only the caller handles signals */

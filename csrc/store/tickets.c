@@ -10,9 +10,13 @@
 
 #include "adopt.h"
 #include "crc.h"
+#include "directory.h"
 #include "drops.h"
 #include "hand.h"
+#include "holders.h"
 #include "monitor.h"
+#include "reclaim.h"
+#include "room.h"
 #include "step.h"
 
 static int next_secret(struct shms_writer *w, uint64_t *out) {

@@ -13,8 +13,12 @@
 
 #include "adopt.h"
 #include "claims.h"
+#include "directory.h"
 #include "drops.h"
+#include "holders.h"
 #include "monitor.h"
+#include "reclaim.h"
+#include "room.h"
 #include "step.h"
 
 /* V1, V2: settles the slots that a death between two steps has left. The next successor can do all of it again. */

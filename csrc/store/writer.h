@@ -1,6 +1,5 @@
 /*
- * writer.h - the writer's private state. Each part below names the file that has it; writer.c creates, recovers and
- * closes. All of it can be rebuilt from the segment.
+ * writer.h - the writer's private state. All of it can be rebuilt from the segment.
  */
 #ifndef SHMS_WRITER_H
 #define SHMS_WRITER_H
@@ -96,74 +95,6 @@ static inline uint32_t shms_writer_global(const struct shms_writer *w, uint32_t 
 }
 static inline void shms_count(struct shms_writer *w, size_t c, uint64_t n) { shms_add(&w->seg.writer->counters[c], n); }
 static inline bool shms_has_others(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
-
-/* ---- holders.c; the mutex is held ---- */
-
-/* Forgets which ranks and writers are alive. Every operation that may reclaim starts with this. */
-void shms_reclaim_begin(struct shms_writer *w);
-/* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield without `placing`, the
- * writer may be closed. Nothing may be stored then. */
-bool shms_reclaim_yield(struct shms_writer *w);
-/* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that are gone count as here. */
-bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);
-/* Does W1 and a first read of the pins. Closes the leases that it finds complete. The context is the writer. */
-shms_pin *shms_pin_of(struct shms_writer *w, uint32_t r, uint32_t slot); /* of rank r, for an own slot */
-shms_may_go_fn shms_may_go;
-/* W3h, W3, W3f: is one of n slots in EVICTING held? Forgets which ranks are alive, if there are other writers. */
-bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t n);
-/* Marks the zones in which ranks and other writers may have released something since the last poll; see zones.h. The verdicts found here
- * hold for the surveys that follow. If a rank dies later, the next poll sees a change. False: nothing has changed. */
-bool shms_poll(struct shms_writer *w);
-
-/* ---- reclaim.c; the mutex is held ---- */
-
-/* Makes room for `span` bytes of a kind and a slot. SHMS_EFULL, SHMS_EQUOTA and SHMS_ENOSLOT change
- * nothing, except that objects of the kind may have gone for a place that another holds by now. `placing` is held, too.
- * `waits`: the put has been refused, and waits for room.
- * Other threads may have had the mutex in the meantime. */
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool waits, shms_placement *out);
-/* Takes a lease entry, or returns SHMS_NONE; then, or if it sets *others, other threads may have had the mutex. */
-uint32_t shms_reclaim_lease(struct shms_writer *w, bool *others);
-/* Closes some of the leases that are complete, if few entries are free; for after each hand-out. */
-void shms_reclaim_leases(struct shms_writer *w);
-/* Leases that are open and not complete; closes none. Other threads may have had the mutex. */
-uint64_t shms_reclaim_open(struct shms_writer *w);
-/* Before a lease is opened on another writer's slot: looks at two of this writer's leases there, in turn, and closes those
- * that are complete. So the list that the owner walks is at most twice as long as leases were open at once (and 128
- * longer if ranks have died). */
-void shms_reclaim_list(struct shms_writer *w, uint32_t slot);
-/* Frees the slot at once if nobody holds it. */
-void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
-/* Deletes a LIVE object that is not deleted. */
-void shms_delete_slot(struct shms_writer *w, uint32_t slot);
-/* Reclaims deleted objects whose keys are no longer protected. May yield the mutex. */
-void shms_reclaim_unprotected(struct shms_writer *w);
-
-/* ---- room.c; the mutex is held ---- */
-
-void shms_room_init(struct shms_writer *w);
-/* Waits for room after a refusal, until b->until (CLOCK_MONOTONIC), but for 50 ms at most. `placing` is held, too; it and
- * the mutex are released meanwhile. 1: something was released, so try again. 0: nothing was; once the time is over,
- * b->until = 0. SHMS_ECLOSED: neither is held. */
-int shms_room_await(struct shms_writer *w, shms_batch *b);
-
-/* ---- directory.c; the mutex is held ---- */
-
-/* Removes the slot's key from the index, and counts it: evicted, or deleted. */
-void shms_forget_key(struct shms_writer *w, uint32_t slot, bool evicted);
-/* The hash of a key, as in index.h, and of the slot's key. */
-uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len);
-uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot);
-/* Is the key of this hash protected? */
-bool shms_key_kept(const struct shms_writer *w, uint64_t hash);
-/* Protects the object that is, or will be, stored under the key. False: there is no memory. */
-bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Ends one protection of the key, and returns true. shms_reclaim_unprotected must follow, once for several calls. */
-bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Marks protected slots, so that a search need not look up keys. A slot is protected if its key is, or if it was
- * deleted while its key was: the caller may have handed the object out. */
-void shms_protect_slot(struct shms_writer *w, uint32_t slot, bool on);
-
 /* Is it an owner's, which has no arena? */
 static inline bool shms_has_no_arena(const struct shms_writer *w) { return w && w->seg.arena == SHMS_OWNER; }
 static inline uint64_t shms_now_ns(void) { return shms_clock_ns(CLOCK_REALTIME_COARSE); } /* to the tick */

@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/directory.h"
 #include "store/drops.h"
+#include "store/holders.h"
+#include "store/reclaim.h"
 
 /* The batch after a call: nothing of it will be undone. `out` gets the reference, if there is one. */
 static inline int verb_kept(shms_batch *b, int rc, uint8_t *out) {

@@ -19,6 +19,7 @@
 
 #include "store/claims.h"
 #include "store/monitor.h"
+#include "store/reclaim.h"
 #include "weak.h"
 
 enum { UNITS = 24, WRITERS = 2, RANKS = 3, ACTORS = WRITERS + RANKS, FINDER = RANKS - 1 };
