@@ -4,7 +4,6 @@
 #include "adopt.h"
 
 #include "directory.h"
-#include "drops.h"
 #include "find.h"
 #include "hand.h"
 #include "holders.h"

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "find.h"
 #include "monitor.h"
 
 uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len) {
@@ -14,6 +15,19 @@ uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t ke
 uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot) {
     const shms_slot *s = shms_writer_slot(w, slot);
     return shms_key_hash(w, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s));
+}
+
+bool shms_is_dropped(const struct shms_writer *w, uint32_t slot) {
+    const shms_slot *s = &w->seg.slots[slot];
+    return shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s) &&
+           shms_dropped(&w->seg, shms_writer_global(w, slot), shms_get(&s->id));
+}
+
+uint32_t shms_find_live(const struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
+    if (slot == SHMS_NONE || shms_get(&w->seg.slots[slot].state) != SHMS_LIVE)
+        return SHMS_NONE;
+    return slot < w->scan_left && shms_is_dropped(w, slot) ? SHMS_NONE : slot;
 }
 
 void shms_forget_key(struct shms_writer *w, uint32_t slot, bool evicted) {

@@ -6,6 +6,10 @@
 
 #include "writer.h"
 
+/* Has another writer dropped the object in an own slot, which is not deleted yet? */
+bool shms_is_dropped(const struct shms_writer *w, uint32_t slot);
+/* The own slot of this key and its hash, if its object may be handed out; or SHMS_NONE. */
+uint32_t shms_find_live(const struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 /* Removes the slot's key from the index, and counts it: evicted, or deleted. */
 void shms_forget_key(struct shms_writer *w, uint32_t slot, bool evicted);
 /* The hash of a key, as in index.h, and of the slot's key. */

@@ -1,6 +1,7 @@
 /* drops.c - see drops.h. */
 #include "drops.h"
 
+#include "directory.h"
 #include "find.h"
 #include "holders.h"
 #include "monitor.h"
@@ -45,26 +46,17 @@ void shms_drop_all_remote(struct shms_writer *w, const char *prefix, uint32_t pr
     }
 }
 
-static bool delete_if_dropped(struct shms_writer *w, uint32_t slot) {
-    const shms_slot *s = shms_writer_slot(w, slot);
-    if (shms_get(&s->state) != SHMS_LIVE || shms_slot_deleted(s) ||
-        !shms_dropped(&w->seg, shms_writer_global(w, slot), shms_get(&s->id)))
-        return false;
-    shms_delete_slot(w, slot);
-    return true;
+static void delete_if_dropped(struct shms_writer *w, uint32_t slot) {
+    if (shms_is_dropped(w, slot))
+        shms_delete_slot(w, slot);
 }
 
-uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
-    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
-    if (slot == SHMS_NONE || slot >= w->scan_left)
-        return slot;
-    shms_reclaim_begin(w);
-    return delete_if_dropped(w, slot) ? SHMS_NONE : slot;
-}
-
-uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
-    uint32_t slot = shms_find(w, hash, key, key_len);
-    return slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE ? slot : SHMS_NONE;
+void shms_delete_dropped_key(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+    uint32_t slot = w->scan_left ? shms_index_find(&w->index, hash, key, key_len) : SHMS_NONE;
+    if (slot < w->scan_left) {
+        shms_reclaim_begin(w);
+        delete_if_dropped(w, slot);
+    }
 }
 
 static void scan(struct shms_writer *w, uint32_t slots) {

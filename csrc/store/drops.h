@@ -16,12 +16,11 @@
  * which delete them. */
 bool shms_drop_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 void shms_drop_all_remote(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
-/* The own slot of this key and its hash, or SHMS_NONE; the second one only if the object may be handed out. */
-uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
-uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 /* Deletes what other writers have dropped. If that is more than their rings hold, it goes through a few slots at each call,
- * and until it has seen all, each look-up asks for itself. */
+ * and until it has seen all, each look-up asks shms_is_dropped. */
 void shms_delete_dropped(struct shms_writer *w);
+/* The same for an object of this key, which that scan may not have seen: the index has a key once (D1). Before a put. */
+void shms_delete_dropped_key(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 /* The rest at once, for calls that list. It may yield the mutex: SHMS_ECLOSED */
 int shms_delete_all_dropped(struct shms_writer *w);
 

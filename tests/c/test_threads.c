@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 
-#include "store/drops.h"
+#include "store/directory.h"
 #include "store/batch.h"
 #include "store/file.h"
 #include "support.h"
