@@ -6,6 +6,7 @@
 
 #include "adopt.h"
 #include "directory.h"
+#include "drops.h"
 #include "hand.h"
 #include "holders.h"
 #include "monitor.h"
@@ -33,6 +34,7 @@ int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint6
     int rc = shms_batch_ready(b);
     if (rc || (rc = shms_writer_enter(w)))
         return rc;
+    shms_settle(w);
     b->keys = malloc(size + 1);
     if (!b->keys)
         return shms_writer_leave(w, SHMS_ENOMEM);

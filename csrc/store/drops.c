@@ -89,7 +89,8 @@ void shms_delete_dropped(struct shms_writer *w) {
     }
 }
 
-int shms_delete_all_dropped(struct shms_writer *w) {
+/* Goes through the rest of the scan at once. It may yield the mutex: SHMS_ECLOSED */
+static int delete_all_dropped(struct shms_writer *w) {
     shms_reclaim_begin(w);
     for (uint32_t s = w->scan_left; s-- > 0;) { /* once, however often another thread falls behind meanwhile */
         delete_if_dropped(w, s);
@@ -103,12 +104,17 @@ int shms_delete_all_dropped(struct shms_writer *w) {
 
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_key_ok(key, key_len);
-    return rc ? rc : shms_writer_enter(w);
+    if (rc || (rc = shms_writer_enter(w)))
+        return rc;
+    shms_settle(w);
+    return SHMS_OK;
 }
 
 int shms_writer_enter_to_list(struct shms_writer *w) {
     int rc = shms_writer_enter(w);
-    if (rc == SHMS_OK && (rc = shms_delete_all_dropped(w)))
-        shms_writer_leave(w, rc);
-    return rc;
+    if (rc)
+        return rc;
+    shms_settle(w);
+    rc = delete_all_dropped(w);
+    return rc ? shms_writer_leave(w, rc) : SHMS_OK;
 }

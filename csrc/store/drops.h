@@ -16,18 +16,22 @@
  * which delete them. */
 bool shms_drop_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 void shms_drop_all_remote(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
-/* Deletes what other writers have dropped. If that is more than their rings hold, it goes through a few slots at each call,
- * and until it has seen all, each look-up asks shms_is_dropped. */
+/* Deletes what other writers have dropped. A call that looks for a key, or that lists or counts objects, does this as soon
+ * as it has the mutex: by itself, or by one of the two below. If more was dropped than the rings hold, it goes through a
+ * few slots at each call, and until it has seen all, each look-up asks shms_is_dropped. */
 void shms_delete_dropped(struct shms_writer *w);
+static inline void shms_settle(struct shms_writer *w) {
+    if (shms_has_others(w))
+        shms_delete_dropped(w);
+}
 /* The same for an object of this key, which that scan may not have seen: the index has a key once (D1). Before a put. */
 void shms_delete_dropped_key(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
-/* The rest at once, for calls that list. It may yield the mutex: SHMS_ECLOSED */
-int shms_delete_all_dropped(struct shms_writer *w);
 
-/* ---- */
+/* ---- enter, and settle ---- */
 
+/* SHMS_EINVAL: it is no key. */
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* For calls that list or count: first deletes all that other writers have dropped. */
+/* For calls that list or count: nothing that was dropped is left. */
 int shms_writer_enter_to_list(struct shms_writer *w);
 
 #endif

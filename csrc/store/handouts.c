@@ -171,6 +171,7 @@ int shms_writer_validate(shms_writer *w, const uint8_t *packed, const char *key,
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
+    shms_settle(w);
     if ((rc = find_ref(w, packed, &ref)) == 1 && key) {
         shms_slot seen;
         const uint8_t *at = shms_object_of(&w->seg, ref.slot, &seen);
@@ -190,6 +191,7 @@ int shms_writer_extra(shms_writer *w, const uint8_t *packed, uint8_t *out, uint6
         if ((rc = find_ref(w, packed, &ref)) != 1) /* again after each yield: it may have been evicted */
             return shms_writer_leave(w, rc ? rc : SHMS_ESTALE);
         shms_slot s;
+        SHMS_LOOK("copy");
         const uint8_t *object = shms_object_of(&w->seg, ref.slot, &s);
         if (!object)
             return shms_writer_leave(w, SHMS_ESTALE);
@@ -221,6 +223,7 @@ int shms_writer_equals(shms_writer *w, const uint8_t *packed, const char *meta, 
     for (uint32_t i = 0; i < n_pieces; i++)
         for (uint64_t at = 0; same && at < pieces[i].size; at += COPY_AT_ONCE) {
             uint64_t left = pieces[i].size - at;
+            SHMS_LOOK("copy");
             same = memcmp(object + shms_payload_at(key_len, meta_len) + pieces[i].offset + at,
                           (const uint8_t *)(uintptr_t)pieces[i].address + at,
                           left < COPY_AT_ONCE ? left : COPY_AT_ONCE) == 0;

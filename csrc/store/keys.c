@@ -54,6 +54,7 @@ int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len) {
     int rc = prefix || prefix_len == 0 ? shms_writer_enter(w) : SHMS_EINVAL;
     if (rc)
         return rc;
+    shms_settle(w);
     prefix = prefix ? prefix : "";
     shms_reclaim_begin(w);
     uint64_t end = shms_get(&w->seg.writer->next_id); /* what is put meanwhile stays */

@@ -6,8 +6,6 @@
 
 #include <sched.h>
 
-#include "drops.h"
-
 /* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
  * processor. */
 #define SPINS 2000
@@ -80,11 +78,8 @@ static int enter(struct shms_writer *w, bool to_place) {
     if (to_place)
         pthread_mutex_lock(&w->placing);
     (to_place ? take_mutex_last : take_mutex)(w);
-    if (!w->closed) {
-        if (w->seg.layout.n_writers > 1 && w->seg.arena != SHMS_OWNER)
-            shms_delete_dropped(w);
+    if (!w->closed)
         return SHMS_OK;
-    }
     pthread_mutex_unlock(&w->mutex);
     if (to_place)
         pthread_mutex_unlock(&w->placing);

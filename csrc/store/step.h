@@ -3,7 +3,8 @@
  *
  * The labels are those of docs/concepts/protocol.md and of the Promela model. In a normal build, a step does nothing.
  * The C tests define SHMS_STEPS and set shms_step_hook, which is called *before* the access that the label names.
- * SHMS_LOOK marks points outside the protocol: where an inspector reads, and where a process waits for a lock.
+ * SHMS_LOOK marks points outside the protocol: where an inspector or a long call reads, and where a process waits for a
+ * lock.
  */
 #ifndef SHMS_STEP_H
 #define SHMS_STEP_H

@@ -47,6 +47,7 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
         return SHMS_ETOOLARGE;
     uint64_t hash = shms_key_hash(w, key, key_len);
     shms_slot seen;
+    shms_settle(w);
     shms_delete_dropped_key(w, hash, key, key_len);
     if (shms_index_find(&w->index, hash, key, key_len) != SHMS_NONE ||
         (b->unless_stored && shms_look_remote(w, hash, key, key_len, &seen) != SHMS_NONE))

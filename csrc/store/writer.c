@@ -400,6 +400,7 @@ int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
+    shms_settle(w);
     for (int k = 0; k < SHMS_KINDS; k++)
         shms_kind_read(&w->kinds.table[k], &out[k]);
     return shms_writer_leave(w, SHMS_OK);

@@ -221,6 +221,52 @@ TEST(dropped_objects_are_found_however_far_the_owner_is_behind) {
     close_all();
 }
 
+static void count(shms_writer *w) { CHECK_EQ(0, shms_writer_count(w)); }
+static void list(shms_writer *w) {
+    uint64_t size = 0;
+    CHECK_EQ(SHMS_OK, shms_writer_stored(w, "", 0, NULL, &size));
+    CHECK_EQ(0, size);
+}
+static void ask_stats(shms_writer *w) { CHECK_EQ(SHMS_OK, shms_writer_stats(w, &(shms_stats){0})); }
+static void ask_kinds(shms_writer *w) {
+    shms_kind_info kinds[SHMS_KINDS];
+    CHECK_EQ(SHMS_OK, shms_writer_kinds(w, kinds));
+    CHECK_EQ(0, kinds[0].objects);
+}
+static void has(shms_writer *w) { CHECK_EQ(0, shms_writer_has(w, "b", 1)); }
+static void touch(shms_writer *w) { CHECK_EQ(0, shms_writer_touch(w, "b", 1)); }
+static void look(shms_writer *w) { CHECK_EQ(SHMS_ENOTFOUND, shms_writer_look(w, "b", 1, &(shms_stored){0})); }
+static void hit_none(shms_writer *w) { CHECK_EQ(SHMS_ENOTFOUND, verb_hit(w, "b", 1, ref)); }
+static void delete_none(shms_writer *w) { CHECK_EQ(0, shms_writer_delete(w, "b", 1)); }
+static void clear_none(shms_writer *w) { CHECK_EQ(SHMS_OK, shms_writer_clear(w, "b", 1)); }
+static void validate(shms_writer *w) { CHECK_EQ(0, shms_writer_validate(w, ref, NULL, 0)); }
+static void protect(shms_writer *w) {
+    shms_batch b = {0};
+    CHECK_EQ(SHMS_OK, shms_batch_protect(w, &b, (const uint8_t *)"\1\0\0\0a", 5));
+    shms_batch_drop(w, &b);
+}
+static void begin_put(shms_writer *w) {
+    shms_ticket t;
+    CHECK_EQ(SHMS_OK, verb_begin(w, "a", 1, "", 0, 1, &t));
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
+}
+
+TEST(each_call_that_takes_a_key_or_a_list_first_deletes_what_others_dropped) {
+    static void (*const calls[])(shms_writer *) = {count,    list,    ask_stats, ask_kinds,   has,
+                                                   touch,    look,    hit_none,  delete_none, clear_none,
+                                                   validate, protect, begin_put};
+    open_all();
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        put(0, "a", 100, ref);
+        CHECK_EQ(1, shms_writer_cancel(writers[0], ref));
+        CHECK_EQ(1, shms_writer_delete(writers[1], "a", 1));
+        CHECK_EQ(1, shms_get(&writers[0]->seg.writer->objects));
+        calls[i](writers[0]);
+        CHECK_EQ(0, shms_get(&writers[0]->seg.writer->objects));
+    }
+    close_all();
+}
+
 TEST(what_was_dropped_is_gone_before_the_owner_has_deleted_it) {
     shms_stats stats;
     open_arenas(1 << 20, 2001); /* not a multiple of what one call scans */
