@@ -6,6 +6,16 @@
 
 #include <sched.h>
 
+void shms_monitor_init(struct shms_writer *w) {
+    pthread_mutex_init(&w->placing, NULL);
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->room, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
 /* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
  * processor. */
 #define SPINS 2000

@@ -6,6 +6,7 @@
 
 #include "writer.h"
 
+void shms_monitor_init(struct shms_writer *w);
 /* Takes the mutex, or returns why the handle cannot be used. */
 int shms_writer_enter(struct shms_writer *w);
 /* Releases the mutex, and returns `rc`. */

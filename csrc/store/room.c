@@ -13,14 +13,6 @@
 #define OFTEN_NS UINT64_C(1000000)
 #define SELDOM_NS UINT64_C(5000000)
 
-void shms_room_init(struct shms_writer *w) {
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->room, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
 /* Sleeps until a release of this process, or until that time. False: the time has come. */
 static bool sleep_until(struct shms_writer *w, uint64_t at) {
     struct timespec then = {.tv_sec = (time_t)(at / 1000000000), .tv_nsec = (long)(at % 1000000000)};

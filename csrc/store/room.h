@@ -6,7 +6,6 @@
 
 #include "writer.h"
 
-void shms_room_init(struct shms_writer *w);
 /* Waits for room after a refusal, until b->until (CLOCK_MONOTONIC), but for 50 ms at most. `placing` is held, too; it and
  * the mutex are released meanwhile. 1: something was released, so try again. 0: nothing was; once the time is over,
  * b->until = 0. SHMS_ECLOSED: neither is held. */

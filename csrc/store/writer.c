@@ -18,7 +18,6 @@
 #include "holders.h"
 #include "monitor.h"
 #include "reclaim.h"
-#include "room.h"
 #include "step.h"
 
 /* V1, V2: settles the slots that a death between two steps has left. The next successor can do all of it again. */
@@ -174,9 +173,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         free(w);
         return rc;
     }
-    shms_room_init(w);
-    pthread_mutex_init(&w->placing, NULL);
-    pthread_mutex_init(&w->mutex, NULL);
+    shms_monitor_init(w);
     if (!options) { /* after V2, which readers may be waiting for, and B4, for which others may not wait */
         if (expected && expected->options)
             w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
