@@ -9,10 +9,12 @@ from pathlib import Path
 from shmstore.bindings._shmstore import lib
 
 HEADER = (Path(__file__).resolve().parents[1] / "csrc" / "store" / "layout.h").read_text()
-SIZES = {"uint8_t": 1, "uint64_t": 8, "shms_word": 8, "shms_kind": 48}
+SIZES: dict[str, int] = {"uint8_t": 1, "uint64_t": 8}
+SIZES |= {of: int(n) for of, n in re.findall(r"sizeof\((shms_\w+)\) == (\d+)", HEADER)}
 
 
-def _fields(table: str, at: int) -> dict[str, int]:
+def fields(table: str, at: int = 0) -> dict[str, int]:
+    """Return where the words of a table are, if it starts there."""
     body = HEADER.partition(f"typedef struct {table} {{")[2].partition("}")[0]
     offsets = {}
     for line in body.splitlines():
@@ -24,7 +26,7 @@ def _fields(table: str, at: int) -> dict[str, int]:
     return offsets
 
 
-SIZES["shms_layout"] = 432  # bytes; _fields of it has them one by one
-SUPERBLOCK = _fields("shms_superblock", 0)
-FIELDS = SUPERBLOCK | _fields("shms_layout", SUPERBLOCK.pop("layout")) | _fields("shms_writer_table", mmap.PAGESIZE)
+SIZES["shms_layout"] = 432  # bytes; fields() of it has them one by one
+SUPERBLOCK = fields("shms_superblock", 0)
+FIELDS = SUPERBLOCK | fields("shms_layout", SUPERBLOCK.pop("layout")) | fields("shms_writer_table", mmap.PAGESIZE)
 """Offsets in the file of the words of the superblock and of the first writer's table."""

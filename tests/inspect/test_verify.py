@@ -15,31 +15,24 @@ import torch
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import inspect as native
-from shmstore.bindings.store import MAX_WRITERS
 from shmstore.inspect import verify as module
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.verify import VerifyReport, verify
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, fill, peek, piped, poke, running, stop, three_writers
-from tests.layout import FIELDS
+from tests.layout import FIELDS, SIZES, fields
 from tests.support import SHM, Stores, store_name
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 HEADER_KINDS = set(re.findall(r"#define SHMS_F_(\w+)", (CSRC / "inspect" / "inspect.h").read_text()))
-SLOT = {name: 8 * i for i, name in enumerate(("state", "id", "secret", "offset", "length", "head", "flags", "put_ns"))}
-LEASE = {name: 8 * i for i, name in enumerate(("number", "what", "id", "opened_ns"))}
-
-
-HEADER_BYTES = 8 * (3 + MAX_WRITERS + 5 + 8)
-BASE_AT = 24
-"""In a rank's table: its arrays, and the bases for the writers."""
+SLOT, LEASE, RANK = (fields(f"shms_{table}") for table in ("slot", "lease", "reader_table"))
 
 
 def slot_at(path: Path, index: int, field: str = "state") -> int:
-    return peek(path, FIELDS["slots_at"]) + 64 * index + SLOT[field]
+    return peek(path, FIELDS["slots_at"]) + SIZES["shms_slot"] * index + SLOT[field]
 
 
 def lease_at(path: Path, entry: int, field: str) -> int:
-    return peek(path, FIELDS["leases_at"]) + 32 * entry + LEASE[field]
+    return peek(path, FIELDS["leases_at"]) + SIZES["shms_lease"] * entry + LEASE[field]
 
 
 def rank_at(path: Path, rank: int) -> int:
@@ -47,7 +40,7 @@ def rank_at(path: Path, rank: int) -> int:
 
 
 def pin_at(path: Path, rank: int, slot: int) -> int:
-    return rank_at(path, rank) + HEADER_BYTES + 4 * slot
+    return rank_at(path, rank) + SIZES["shms_reader_table"] + SIZES["shms_pin"] * slot
 
 
 def ack_at(path: Path, rank: int, entry: int) -> int:
@@ -68,7 +61,7 @@ def cells_of(path: Path, slot: int) -> list[int]:
 
 
 def first_at(path: Path, writer: int, slot: int) -> int:
-    return of_writer(path, writer, peek(path, FIELDS["holds_at"])) + 16 * slot
+    return of_writer(path, writer, peek(path, FIELDS["holds_at"])) + SIZES["shms_holds"] * slot
 
 
 @pytest.fixture
@@ -121,7 +114,7 @@ def damages(path: Path) -> dict[str, list[tuple[int, int]]]:
         "lease_object": [(lease_at(path, 0, "id"), 3), (lease_at(path, 0, "what"), free)],
         "same_lease": [(lease_at(path, 0, "number"), peek(path, lease_at(path, 1, "number")))],
         "index": [(cell, 0) for cell in cells_of(path, one)],
-        "base": [(rank_at(path, 0) + BASE_AT, 1 << 40)],
+        "base": [(rank_at(path, 0) + RANK["base"], 1 << 40)],
         "ack": [(ack_at(path, 0, 3), 1 << 40)],
         "pin_free": [(pin_at(path, 0, free & ~1), 1 if free % 2 == 0 else 1 << 32)],
         "pin_count": [(pin_at(path, 0, 0), 0xFFFFFFFF)],
@@ -141,7 +134,7 @@ def damages_of_several(path: Path) -> dict[str, list[tuple[int, int]]]:
         "holds": [(first_at(path, 1, 3 * slots - 1), 1)],
         "unlisted": [(first_at(path, 1, 0), 0)],
         "lease_object": [(of_writer(path, 1, lease_at(path, 1, "id")), 77)],
-        "base": [(rank_at(path, 0) + BASE_AT + 8, 1 << 40)],
+        "base": [(rank_at(path, 0) + RANK["base"] + 8, 1 << 40)],
         "ack": [(ack_at(path, 0, entries), 1 << 40)],
         "pin_count": [(pin_at(path, 0, slots), 0xFFFFFFFF)],
     }
@@ -253,7 +246,7 @@ def test_what_a_living_writer_may_have_left_when_it_was_stopped_is_a_note_if_it_
 def test_a_reader_that_was_closed_is_sound(store: tuple[Path, object, ObjectStoreReader]) -> None:
     path, _, reader = store
     reader.close()
-    assert 2**64 - 1 == peek(path, rank_at(path, 0) + BASE_AT)
+    assert 2**64 - 1 == peek(path, rank_at(path, 0) + RANK["base"])
     assert verify(path.name).ok
 
 
@@ -393,7 +386,7 @@ def test_a_store_at_full_speed_is_sound_also_when_stopped_or_killed() -> None:
 def test_damage_is_found_at_full_speed() -> None:
     name = store_name()
     with running(name, _storm):
-        poke(SHM / name, rank_at(SHM / name, 1) + BASE_AT, 1 << 60)
+        poke(SHM / name, rank_at(SHM / name, 1) + RANK["base"], 1 << 60)
         assert {"base", "unattached"} == wrong(verify(name))
         poke(SHM / name, FIELDS["kinds"] + 3 * 48 + 24, 64)  # which lasts while the limit of `base` grows
         assert {"base", "unattached", "kind_bytes"} == wrong(verify(name))
