@@ -105,8 +105,9 @@ typedef struct shms_kind_info {
 typedef struct shms_refusal {
     uint64_t capacity, used_bytes, max_objects, max_leases; /* as in shms_stats */
     uint64_t reclaimable; /* of objects that nobody holds */
-    uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room. After
-                         SHMS_EQUOTA: the longest object for which its kind would have had it */
+    /* Longest run of these and of gaps: an object of that size would have had room. After SHMS_EQUOTA: the longest
+     * object for which its kind would have had it. */
+    uint64_t longest;
     uint64_t kind, quota, kind_bytes; /* SHMS_EQUOTA: the kind, its quota and its bytes; else 0 */
     uint64_t kept; /* of objects that only this writer holds: protected, or unfinished */
     uint64_t held[SHMS_MAX_READERS]; /* by rank: pinned, or promised and not yet read */
@@ -187,8 +188,8 @@ uint64_t shms_reader_writer_epoch(const shms_reader *r); /* 1 + number of takeov
 int shms_reader_named(const shms_reader *r); /* 1: the name still names this store; 0: it was removed */
 /* An arena's data: its address, and its size; 0 if it has never been taken. Address 0: no such arena, or a closed reader. */
 uint64_t shms_reader_data(const shms_reader *r, uint32_t arena, uint64_t *size);
-uint64_t shms_reader_pid(const char *name,
-                         uint32_t rank); /* process that last attached as `rank`; 0: none, or no store */
+/* The process that last attached as `rank`; 0: none, or no store. */
+uint64_t shms_reader_pid(const char *name, uint32_t rank);
 void shms_reader_drop(shms_reader **r); /* like shms_writer_drop */
 void shms_view_drop(shms_view **v); /* likewise */
 /* cdef: end */

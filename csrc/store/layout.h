@@ -58,12 +58,12 @@
 
 #include "core.h"
 
-#define SHMS_LAYOUT_VERSION 16u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 16u                 /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
-#define SHMS_PAGE 4096u /* the smallest */
+#define SHMS_PAGE 4096u                         /* the smallest */
 #define SHMS_LARGEST_PAGE (UINT64_C(2) << 20)
 #define SHMS_MAX_ZONES 4096u
-#define SHMS_DROPS 128u /* how many dropped objects an owner finds without a scan */
+#define SHMS_DROPS 128u                         /* how many dropped objects an owner finds without a scan */
 
 typedef _Atomic uint64_t shms_word;
 
@@ -82,7 +82,7 @@ typedef struct shms_kind {
 
 /* The geometry that follows from options. It has no padding, so two can be compared by their bytes. */
 typedef struct shms_layout {
-    uint64_t page; /* alignment of the regions */
+    uint64_t page;                      /* alignment of the regions */
     uint64_t file_size;
     uint64_t capacity;
     uint64_t max_object_size;
@@ -91,13 +91,13 @@ typedef struct shms_layout {
     uint64_t max_leases;
     uint64_t flags;
     uint64_t n_writers;
-    uint64_t writer_at; /* file offsets of arena 0's tables */
+    uint64_t writer_at;                 /* file offsets of arena 0's tables */
     uint64_t slots_at;
     uint64_t leases_at;
     uint64_t index_at;
     uint64_t holds_at;
     uint64_t counts_at;
-    uint64_t arena_stride; /* from a table of one arena to that of the next */
+    uint64_t arena_stride;              /* from a table of one arena to that of the next */
     uint64_t readers_at;
     uint64_t reader_stride;
     uint64_t data_at;
@@ -120,29 +120,30 @@ typedef struct shms_superblock {
 } shms_superblock;
 
 typedef struct shms_writer_table {
-    shms_word pid;        /* informative; the lock decides liveness */
-    shms_word epoch;      /* incremented by create and by each recover; 0: its data may be a hole */
-    shms_word next_id;    /* P1; the id of the next object */
-    shms_word next_lease; /* L1; the number of the next lease */
-    shms_word hand;       /* offset where the next search for large objects starts */
-    shms_word used_bytes; /* bytes of the data region under live and unfinished objects */
-    shms_word objects;    /* live objects */
+    shms_word pid;          /* informative; the lock decides liveness */
+    shms_word epoch;        /* incremented by create and by each recover; 0: its data may be a hole */
+    shms_word next_id;      /* P1; the id of the next object */
+    shms_word next_lease;   /* L1; the number of the next lease */
+    shms_word hand;         /* offset where the next search for large objects starts */
+    shms_word used_bytes;   /* bytes of the data region under live and unfinished objects */
+    shms_word objects;      /* live objects */
     shms_word open_leases;
-    shms_word published;  /* L3, V4; every lease below it is in the table or has ended; pairs with A4 */
-    shms_word small_hand; /* the same for small objects */
-    shms_word stays; /* SHMS_UNTIL_CLOSED to SHMS_BEYOND_CLOSE */
-    shms_word adopting; /* B1, B5: the slot that this writer pins in another's arena, + 1; pairs with W3h */
-    shms_word releases; /* B5, C2: releases of other arenas' objects, stored after the zone's count */
-    shms_word retirements; /* how many times shms_writer_retire was called; other writers poll it */
+    shms_word published;    /* L3, V4; every lease below it is in the table or has ended; pairs with A4 */
+    shms_word small_hand;   /* the same for small objects */
+    shms_word stays;        /* SHMS_UNTIL_CLOSED to SHMS_BEYOND_CLOSE */
+    shms_word adopting;     /* B1, B5: the slot that this writer pins in another's arena, + 1; pairs with W3h */
+    shms_word releases;     /* B5, C2: releases of other arenas' objects, stored after the zone's count */
+    shms_word retirements;  /* how many times shms_writer_retire was called; other writers poll it */
     shms_word more[2];
     shms_word counters[24]; /* shms_counters */
     /* T1: epoch[r] + 1 as of shms_writer_retire; void once A3 raises the epoch; pairs with A4 */
     shms_word retired[SHMS_MAX_READERS];
     shms_kind kinds[SHMS_KINDS];
-    shms_word drops; /* how many times this writer has dropped an object of another; after shms_holds.dropped */
-    shms_word reserved[7]; /* other writers poll `drops`, so its cache line has nothing that changes often */
-    shms_word tier[15]; /* shms_tier_figures; 0 until this process has a tier */
-    shms_word cleared; /* shms_writer_clear_tier: its last moment, also of a predecessor */
+    /* how many times this writer has dropped an object of another; after shms_holds.dropped */
+    shms_word drops;
+    shms_word reserved[7];  /* other writers poll `drops`, so its cache line has nothing that changes often */
+    shms_word tier[15];     /* shms_tier_figures; 0 until this process has a tier */
+    shms_word cleared;      /* shms_writer_clear_tier: its last moment, also of a predecessor */
     /* D2: where the objects dropped last are; number n is in cell n % SHMS_DROPS */
     _Atomic uint32_t dropped_at[SHMS_DROPS];
 } shms_writer_table;
@@ -151,41 +152,43 @@ enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING 
 
 #define SHMS_SLOT_DELETED UINT64_C(1) /* not handed out any more; reclaimed once nothing holds it */
 #define SHMS_SLOT_CHECKED UINT64_C(2) /* bits 32 to 63: CRC-32C of the object, without padding */
-#define SHMS_SLOT_KIND_SHIFT 2 /* bits 2 to 7: the kind, below SHMS_KINDS */
+#define SHMS_SLOT_KIND_SHIFT 2        /* bits 2 to 7: the kind, below SHMS_KINDS */
 #define SHMS_SLOT_KIND_MASK UINT64_C(0x3f)
-#define SHMS_SLOT_EXTRA_SHIFT 8 /* bits 8 to 31: how many extra bytes */
+#define SHMS_SLOT_EXTRA_SHIFT 8       /* bits 8 to 31: how many extra bytes */
 #define SHMS_SLOT_CRC_SHIFT 32
 
+/* Eight words, a cache line, and no room: `flags` has no bit left. What is new of an object goes to whoever writes it, by
+ * slot: of the owner, a table of its own in the arena; of another writer, shms_holds; of a rank, next to its pins. */
 typedef struct shms_slot {
-    shms_word state; /* enum shms_state */
-    shms_word id; /* P2; stored before P4 makes the object LIVE */
+    shms_word state;  /* enum shms_state */
+    shms_word id;     /* P2; stored before P4 makes the object LIVE */
     shms_word secret; /* random; the other half of the key of the tags */
     shms_word offset; /* offset of the key */
     shms_word length; /* bytes from the key to the end of the payload and of the extra bytes */
     /* key_len | mark << 20 | meta_len << 32; the owner's CLOCK changes the mark while the object is there */
     shms_word head;
-    shms_word flags; /* SHMS_SLOT_*; the upper half is the checksum if SHMS_SLOT_CHECKED is set */
+    shms_word flags;  /* SHMS_SLOT_*; the upper half is the checksum if SHMS_SLOT_CHECKED is set */
     shms_word put_ns; /* CLOCK_REALTIME of the commit */
 } shms_slot;
 
 /* What a writer does with an object of another writer. One for each slot of all arenas, in the row of the writer. */
 typedef struct shms_holds {
     _Atomic uint32_t first; /* B4, C2: the first of its open leases there, + 1; 0: none; pairs with W3f */
-    _Atomic uint32_t used; /* the slot's mark as of its last use; the owner's CLOCK reads it */
-    shms_word dropped; /* the id of an object that no writer may hand out any more */
+    _Atomic uint32_t used;  /* the slot's mark as of its last use; the owner's CLOCK reads it */
+    shms_word dropped;      /* the id of an object that no writer may hand out any more */
 } shms_holds;
 
 typedef struct shms_lease {
-    shms_word number; /* 0: the entry is free; L2 stores it last (release), C1 clears it; pairs with R3a */
-    shms_word what; /* slots.h packs it: slot; held (H1); group (G1); one word, so all is of one moment */
+    shms_word number;    /* 0: the entry is free; L2 stores it last (release), C1 clears it; pairs with R3a */
+    shms_word what;      /* slots.h packs it: slot; held (H1); group (G1); one word, so all is of one moment */
     shms_word id;
     shms_word opened_ns; /* CLOCK_REALTIME */
 } shms_lease;
 
 typedef struct shms_reader_table {
     /* cache lines that writers read at W1; only attaching and closing change them */
-    shms_word epoch; /* A3: how many times this rank has attached; pairs with W1b and T2 */
-    shms_word pid; /* informative */
+    shms_word epoch;       /* A3: how many times this rank has attached; pairs with W1b and T2 */
+    shms_word pid;         /* informative */
     shms_word attached_ns;
     /* by writer. A4: older leases do not expect this process; or SHMS_FINDS; E1: SHMS_CLOSED; pairs with W1a */
     shms_word base[SHMS_MAX_WRITERS];
@@ -210,7 +213,7 @@ typedef _Atomic uint32_t shms_pin;
 
 _Static_assert(SHMS_MARKS > SHMS_MAX_READERS + SHMS_MAX_WRITERS, "one is always free");
 
-#define SHMS_CLOSED UINT64_MAX /* bases above every lease: the reader is closed */
+#define SHMS_CLOSED UINT64_MAX      /* bases above every lease: the reader is closed */
 #define SHMS_FINDS (UINT64_MAX - 1) /* or it only finds, so that no lease waits for it */
 
 _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are plain words");
@@ -242,8 +245,8 @@ uint64_t shms_layout_stamp(void);
 /* A hash of the words from the layout to the check word. */
 uint64_t shms_layout_check(const shms_superblock *sb);
 
-/* Reads the geometry from a copy of a superblock, and checks it against itself and the size of the file. SHMS_ELAYOUT: another
- * version or architecture, or never published. SHMS_ECORRUPT: our version, but inconsistent. */
+/* Reads the geometry from a copy of a superblock, and checks it against itself and the size of the file. SHMS_ELAYOUT:
+ * another version or architecture, or never published. SHMS_ECORRUPT: our version, but inconsistent. */
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size);
 
 /* Ids and leases count up, and would take centuries to reach 2^61, so a larger value is damage. No call needs to look

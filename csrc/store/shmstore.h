@@ -78,66 +78,75 @@ extern "C" {
 #define SHMS_ERANKS -23        /* the store has another number of ranks */
 #define SHMS_ESPARSE -24       /* parts of the segment's file are holes */
 #define SHMS_EOPTIONS -25      /* the store was created with other options */
-#define SHMS_EQUOTA -26 /* the objects of the kind fill its quota, and are held */
-#define SHMS_EBUSY -27 /* the object is promised, but the writer that evicts it was stopped before it saw that */
-#define SHMS_ENOARENA -28 /* the handle owns the store, and has no arena (SHMS_OWNS) */
-#define SHMS_EMAP -29 /* the object cannot be mapped a second time; errno says why */
+#define SHMS_EQUOTA -26        /* the objects of the kind fill its quota, and are held */
+/* the object is promised, but the writer that evicts it was stopped before it saw that */
+#define SHMS_EBUSY -27
+#define SHMS_ENOARENA -28      /* the handle owns the store, and has no arena (SHMS_OWNS) */
+#define SHMS_EMAP -29          /* the object cannot be mapped a second time; errno says why */
 
-#define SHMS_REF_SIZE 40 /* bytes of a packed reference */
-#define SHMS_ALIGN 64 /* of every object and of every payload in the data region */
-#define SHMS_MAX_READERS 256 /* ranks */
-#define SHMS_MAX_WRITERS 64 /* arenas */
-#define SHMS_MAX_GROUPS 255 /* of ranks */
-#define SHMS_MAX_OBJECTS 16777216 /* slots; the same limit holds for lease entries */
+#define SHMS_REF_SIZE 40                  /* bytes of a packed reference */
+#define SHMS_ALIGN 64                     /* of every object and of every payload in the data region */
+#define SHMS_MAX_READERS 256              /* ranks */
+#define SHMS_MAX_WRITERS 64               /* arenas */
+#define SHMS_MAX_GROUPS 255               /* of ranks */
+#define SHMS_MAX_OBJECTS 16777216         /* slots; the same limit holds for lease entries */
 #define SHMS_MAX_CAPACITY 0x1000000000000 /* bytes of the data region: 2^48, what a reference's address holds */
-#define SHMS_MAX_NAME 200 /* bytes of a store's name, without the folder */
-#define SHMS_MAX_KEY 65536 /* bytes of a key */
-#define SHMS_MAX_META 0x40000000 /* bytes of an object's metadata */
+#define SHMS_MAX_NAME 200                 /* bytes of a store's name, without the folder */
+#define SHMS_MAX_KEY 65536                /* bytes of a key */
+#define SHMS_MAX_META 0x40000000          /* bytes of an object's metadata */
 
-#define SHMS_PREFAULT 1 /* map every page of the writer's data now, not at the first touch */
+#define SHMS_PREFAULT 1   /* map every page of the writer's data now, not at the first touch */
 #define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
-#define SHMS_CHECKSUMS 8 /* CRC-32C of each object's bytes at its commit, for `shmstore verify` */
+#define SHMS_CHECKSUMS 8  /* CRC-32C of each object's bytes at its commit, for `shmstore verify` */
 
 #define SHMS_EPHEMERAL 16 /* nobody will ask for this name, so a dead writer's segment may be removed */
-#define SHMS_OUTLIVES 32 /* of _create: SHMS_AS_RECORDED keeps the name */
-#define SHMS_OWNS 64 /* of _create: the handle has no arena; the store lives until it and all writers have ended */
-#define SHMS_MEMFD 128 /* of _create: memory without a name, sealed against another size; the path is a descriptor's */
+#define SHMS_OUTLIVES 32  /* of _create: SHMS_AS_RECORDED keeps the name */
+/* of _create: the handle has no arena; the store lives until it and all writers have ended */
+#define SHMS_OWNS 64
+/* of _create: memory without a name, sealed against another size; the path is a descriptor's */
+#define SHMS_MEMFD 128
 
 #define SHMS_AS_RECORDED -1 /* the name goes with the last writer, unless SHMS_OUTLIVES keeps it */
-#define SHMS_AS_IT_WAS -2 /* the name stays, and so does what is recorded of it */
+#define SHMS_AS_IT_WAS -2   /* the name stays, and so does what is recorded of it */
 
 #define SHMS_ANY_STORE -1 /* any store of that name */
 #define SHMS_ANY_ARENA -1 /* the first that has no living writer */
-#define SHMS_OWN_UID -1 /* a store of the caller's own, whose mode admits no other user */
+#define SHMS_OWN_UID -1   /* a store of the caller's own, whose mode admits no other user */
 
 typedef struct shms_writer shms_writer;
 typedef struct shms_reader shms_reader;
 
 typedef struct shms_options {
-    uint64_t capacity; /* bytes of the data region; rounded up to SHMS_ALIGN */
-    uint64_t max_object_size; /* bytes of key, metadata and payload together; 0: the capacity */
-    uint32_t n_readers; /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
-    uint32_t max_objects; /* slots; 0: from the capacity */
-    uint32_t n_writers; /* arenas, each with this capacity and number of objects, 1..SHMS_MAX_WRITERS; 0: 1 */
-    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS, and those of the call */
-    uint32_t mode; /* of _create: the file's permissions, whatever the umask; 0: 0600. Who may read may also write. */
-    uint32_t group; /* of _create: 1 + the user group that the file belongs to; 0: as the folder says */
-    uint32_t n_groups; /* of ranks; 0: one group of all */
+    uint64_t capacity;                     /* bytes of the data region; rounded up to SHMS_ALIGN */
+    uint64_t max_object_size;              /* bytes of key, metadata and payload together; 0: the capacity */
+    uint32_t n_readers;                    /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
+    uint32_t max_objects;                  /* slots; 0: from the capacity */
+    /* arenas, each with this capacity and number of objects, 1..SHMS_MAX_WRITERS; 0: 1 */
+    uint32_t n_writers;
+    /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS, and those of the call */
+    uint32_t flags;
+    /* of _create: the file's permissions, whatever the umask; 0: 0600. Who may read may also write. */
+    uint32_t mode;
+    /* of _create: 1 + the user group that the file belongs to; 0: as the folder says */
+    uint32_t group;
+    uint32_t n_groups;                     /* of ranks; 0: one group of all */
     uint16_t group_sizes[SHMS_MAX_GROUPS]; /* each at least 1; together n_readers: the first ranks are group 0 */
-    uint64_t reserved[4]; /* 0 */
+    uint64_t reserved[4];                  /* 0 */
 } shms_options;
 
 /* The store that _attach, _recover and _join accept. NULL: any store of the caller's own. */
 typedef struct shms_expected {
-    int64_t store; /* its number, or SHMS_ANY_STORE */
-    int64_t allow_uid; /* its owner, whatever the mode; or SHMS_OWN_UID */
-    uint32_t n_readers; /* 0: any number */
-    uint32_t end_leases; /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
-    uint32_t finds; /* 1: the reader only finds, so no lease waits for it */
-    uint32_t at_once; /* 1: the rank of a process that has just ended may still be in use; 0: try for 100 ms */
+    int64_t store;               /* its number, or SHMS_ANY_STORE */
+    int64_t allow_uid;           /* its owner, whatever the mode; or SHMS_OWN_UID */
+    uint32_t n_readers;          /* 0: any number */
+    /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
+    uint32_t end_leases;
+    uint32_t finds;              /* 1: the reader only finds, so no lease waits for it */
+    /* 1: the rank of a process that has just ended may still be in use; 0: try for 100 ms */
+    uint32_t at_once;
     const shms_options *options; /* those it was created with, but for flags of the call; NULL: any */
-    uint64_t *needed; /* out, or NULL: the bytes to reserve, after SHMS_ENOSPC */
-    uint64_t reserved[4]; /* 0 */
+    uint64_t *needed;            /* out, or NULL: the bytes to reserve, after SHMS_ENOSPC */
+    uint64_t reserved[4];        /* 0 */
 } shms_expected;
 
 /* An object held by a reader. The bytes do not change until shms_view_release. */
@@ -151,7 +160,7 @@ typedef struct shms_view {
     uint64_t id;
     uint32_t slot; /* private from here */
     shms_reader *owner;
-    void *map; /* of _acquire_private, or NULL */
+    void *map;     /* of _acquire_private, or NULL */
     uint64_t map_size;
 } shms_view;
 
@@ -173,8 +182,8 @@ int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_
  * until _free. With `unlink` 1 the name goes with the last writer; with 0 it stays, and is no longer ephemeral; or
  * SHMS_AS_RECORDED or SHMS_AS_IT_WAS. */
 int shms_writer_close(shms_writer *w, int unlink);
-void shms_writer_free(
-    shms_writer *w); /* if not closed, ends it like a process that dies, without unlinking; NULL is allowed */
+/* If not closed, ends it like a process that dies, without unlinking. NULL is allowed. */
+void shms_writer_free(shms_writer *w);
 /* 1; 2 if the object has extra bytes; 0; or an error. Changes nothing. */
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len);
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; a use */
@@ -182,7 +191,8 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 
  * waits for another group, or there is no such group. Without this, and if several groups may read it, a lease waits
  * for all ranks; that is group 0. */
 int shms_writer_assign_group(shms_writer *w, const uint8_t *ref, uint32_t group);
-int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open, and has ended; 0; or an error */
+/* 1: that lease was open, and has ended; 0; or an error */
+int shms_writer_cancel(shms_writer *w, const uint8_t *ref);
 /* Ends every open lease and returns their number: for a successor, if the requests of the dead writer died with it. */
 int64_t shms_writer_cancel_all(shms_writer *w);
 /* No lease of this writer waits for the rank any more, until it attaches. Other writers retire it for their own. */
@@ -194,8 +204,8 @@ int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
 
 /* ---- a reader ---- */
 
-int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank,
-                       const shms_expected *expected); /* as for _recover */
+/* `expected` is as for _recover. */
+int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const shms_expected *expected);
 /* Pins the object of a key in any arena, which counts as a use. `ref`: SHMS_REF_SIZE bytes, a reference without a
  * lease: the object stays as long as the view, and no longer. SHMS_ENOTFOUND, also for one that is being evicted. */
 int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t *ref, shms_view **out);
@@ -206,13 +216,13 @@ int shms_reader_acquire(shms_reader *r, const uint8_t *ref, shms_view **out); /*
  * is acknowledged. */
 int shms_reader_acquire_private(shms_reader *r, const uint8_t *ref, shms_view **out);
 void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */
-int shms_reader_release(shms_reader *r,
-                        const uint8_t *ref); /* acknowledges without reading: 1, or 0 if the lease is over */
+/* Acknowledges without reading: 1, or 0 if the lease is over. */
+int shms_reader_release(shms_reader *r, const uint8_t *ref);
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
-int shms_reader_close(
-    shms_reader *r); /* ends calls, and no lease waits for it; the rank stays taken while views live */
-void shms_reader_free(
-    shms_reader *r); /* closes if not closed; the mapping stays until the last view is gone; NULL is allowed */
+/* Ends calls, and no lease waits for it. The rank stays taken while views live. */
+int shms_reader_close(shms_reader *r);
+/* Closes if not closed. The mapping stays until the last view is gone. NULL is allowed. */
+void shms_reader_free(shms_reader *r);
 /* cdef: end */
 
 /* ---- for C: Python has its own ---- */
@@ -248,8 +258,9 @@ void shms_uncommitted_abort(shms_uncommitted *u); /* gives the space back; NULL 
 /* Hands a stored object out once more, also that of another writer. SHMS_ENOTFOUND */
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *ref);
 
-#define SHMS_MAX_DIMS 12 /* of shms_tensor_meta */
-#define SHMS_TENSOR_META 160 /* bytes that are enough for its result */
+/* Of shms_tensor_meta: the most dimensions, and bytes that are enough for its result. */
+#define SHMS_MAX_DIMS 12
+#define SHMS_TENSOR_META 160
 
 /* Writes the metadata of an object whose payload is one tensor in C order, and returns its length, or SHMS_EINVAL.
  * `dtype` is a name of torch's, such as "bfloat16", for a torch.Tensor. Or it is one of numpy's for an array of numbers
