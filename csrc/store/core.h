@@ -6,10 +6,13 @@
 
 #include "shmstore.h"
 
-/* Has the caller asked for nothing that only a later version knows? */
-static inline int shms_is_unused(const uint64_t reserved[4]) {
-    return !(reserved[0] | reserved[1] | reserved[2] | reserved[3]);
+static inline int shms_are_zero(const uint64_t *words, unsigned n) {
+    while (n && words[n - 1] == 0)
+        n--;
+    return n == 0;
 }
+/* Has the caller asked for nothing that only a later version knows? `reserved` is an array. */
+#define shms_is_unused(reserved) shms_are_zero(reserved, sizeof(reserved) / sizeof *(reserved))
 
 static inline int shms_key_ok(const char *key, uint32_t key_len) {
     return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;

@@ -153,11 +153,15 @@ TEST(a_code_has_a_text_and_the_library_a_version) {
 }
 
 TEST(what_only_a_later_version_knows_is_refused) {
+    uint64_t larger[7] = {0};
+    CHECK(shms_is_unused(larger));
+    larger[6] = 1;
+    CHECK(!shms_is_unused(larger));
     begin();
-    for (int i = 0; i < 4; i++) {
+    shms_options options = {.capacity = 1024, .n_readers = 1};
+    for (size_t i = 0; i < sizeof options.reserved / sizeof *options.reserved; i++) {
         shms_writer *other = NULL;
         shms_reader *reader = NULL;
-        shms_options options = {.capacity = 1024, .n_readers = 1};
         shms_expected expected = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID};
         shms_object o = object_of("k", 1);
         options.reserved[i] = expected.reserved[i] = o.reserved[i] = 1;
@@ -166,6 +170,7 @@ TEST(what_only_a_later_version_knows_is_refused) {
         CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&reader, name, 0, &expected));
         CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, &o, payload, ref));
         CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, &o, &place, &u));
+        options.reserved[i] = 0;
     }
     end();
 }
