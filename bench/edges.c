@@ -89,8 +89,8 @@ static int put(const char *prefix, uint64_t i, uint64_t size, uint8_t *ref) {
         CHECK((bytes = calloc(1, 512 * MIB)));
     int n = snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
     shms_piece piece = {.size = size, .address = (uint64_t)(uintptr_t)bytes};
-    int rc = shms_batch_put(w, &batch, key, (uint32_t)n, NULL, 0, NULL, 0, size, &piece, 1, 0, 0, 0);
-    return kept(rc, ref);
+    shms_put put = {.key = key, .key_len = (uint32_t)n, .payload_size = size, .pieces = &piece, .n_pieces = 1};
+    return kept(shms_batch_put(w, &batch, &put), ref);
 }
 
 static int hit(const char *prefix, uint64_t i, uint8_t *ref) {
@@ -296,8 +296,9 @@ static void beside_many_victims(void) {
 
 static void *put_metadata(void *arg) {
     uint8_t ref[SHMS_REF_SIZE];
+    shms_put put = {.key = "meta", .key_len = 4, .meta = arg, .meta_len = 200 << 20};
     for (uint64_t i = 0; i < 5; i++) {
-        CHECK(kept(shms_batch_put(w, &batch, "meta", 4, arg, 200 << 20, NULL, 0, 0, NULL, 0, 0, 0, 0), ref) == 0);
+        CHECK(kept(shms_batch_put(w, &batch, &put), ref) == 0);
         CHECK(shms_writer_delete(w, "meta", 4) == 1 && shms_writer_cancel(w, ref) == 1);
         usleep(1000); /* the object is not held at the next put */
     }
@@ -351,9 +352,9 @@ static void effective_capacity(const char *figure, uint64_t capacity) {
         int len = snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
         put_bytes += size;
         /* without a copy: only the place matters */
-        if (shms_batch_begin(w, &batch, key, (uint32_t)len, NULL, 0, NULL, 0, size, 0, 1))
+        if (shms_batch_begin(w, &batch, &(shms_put){.key = key, .key_len = (uint32_t)len, .payload_size = size}))
             continue;
-        CHECK(kept(shms_batch_commit(w, &batch, 0, 0), ref) == 0);
+        CHECK(kept(shms_batch_commit(w, &batch), ref) == 0);
         if (chance() % 10 == 0) {
             CHECK((held[last % HELD] = got(readers[0], ref)));
             sizes[last++ % HELD] = size;

@@ -18,6 +18,23 @@
 #include "core.h"
 
 /* cdef: begin */
+/* What is put, and how; zeros but for what is asked for. */
+typedef struct shms_put {
+    const char *key, *meta, *extra; /* `extra` is for shms_writer_extra */
+    const shms_piece *pieces; /* of _put */
+    uint32_t key_len, meta_len, extra_len, n_pieces;
+    uint64_t payload_size;
+    uint64_t timeout; /* nanoseconds to wait for room, from the first refusal on */
+    uint64_t waits_since; /* private: when that was, or 0 */
+    uint32_t kind; /* from shms_writer_kind, or 0 */
+    uint32_t group; /* whom the lease waits for, as in shms_writer_assign_group */
+    int32_t hold; /* 1: only the writer ends the lease */
+    int32_t unleased; /* 1: the commit opens no lease */
+    int32_t unless_stored; /* 1: SHMS_EEXISTS also for what another writer has stored */
+} shms_put;
+
+#define SHMS_AGAIN 1 /* the call has waited for room, and may wait on: make it again with the same record */
+
 typedef struct shms_batch_item {
     uint64_t id;    /* of the object */
     uint64_t lease; /* the lease that was opened, or 0 */
@@ -26,36 +43,32 @@ typedef struct shms_batch_item {
 } shms_batch_item;
 
 typedef struct shms_batch {
-    int32_t keep;                /* 1: committed, or nothing to undo */
-    int32_t unless_stored; /* 1: the next _put or _begin is refused for what another writer has stored, too */
-    uint64_t until;              /* how long _put and _begin wait for room; see _put */
-    uint64_t waits_since;        /* private: when they began to, or 0 */
+    int32_t keep; /* 1: committed, or nothing to undo */
     uint8_t ref[SHMS_REF_SIZE]; /* of the last hand-out */
-    shms_ticket ticket;          /* of the last _begin */
-    shms_refusal refusal;        /* why the last call was refused */
-    shms_batch_item *items;      /* private from here */
+    shms_ticket ticket; /* of the last _begin */
+    shms_refusal refusal; /* why the last call was refused */
+    shms_batch_item *items; /* private from here */
     uint32_t n_items, room;
     uint8_t *keys; /* protected: uint32_t length, bytes; repeated */
     uint64_t keys_size;
 } shms_batch;
 
-/* Stores and hands out: begin, copy and commit in one call. `extra` is for shms_writer_extra, and `kind` from
- * shms_writer_kind, or 0. `group` is as in shms_writer_assign_group. With `hold` only the writer ends the lease.
- * If b->until is not 0, this and _begin wait for room until then (nanoseconds of CLOCK_MONOTONIC), but for 50 ms at most.
- * A refusal that has left it is not the last word: make the same call again. */
-int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                   uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
-                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold);
-/* Takes space for a payload, which the caller writes until _commit, _undo or shms_writer_close, and a lease entry if
- * `leased`. The key is taken, but no process can see the object yet. */
-int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                     uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind,
-                     int leased);
+/* Stores and hands out: begin, copy and commit in one call. If there is no room, this and _begin wait for it up to
+ * put->timeout, but for 50 ms at most: SHMS_AGAIN, also when there may be room now. */
+int shms_batch_put(shms_writer *w, shms_batch *b, shms_put *put);
+/* Takes space for a payload, which the caller writes until _commit, _undo or shms_writer_close, and an entry for its
+ * lease. The key is taken, but no process can see the object yet. */
+int shms_batch_begin(shms_writer *w, shms_batch *b, shms_put *put);
+/* Does _put, or _begin if `pieces` is NULL, with these for the fields of the same names. It is for Python: cffi lends the
+ * bytes of an object to a call and not to a record, and to fill one would take a sixth of the time of a small put. */
+int shms_batch_put_lent(shms_writer *w, shms_batch *b, shms_put *put, const char *key, uint32_t key_len,
+                        const char *meta, uint32_t meta_len, const char *extra, uint32_t extra_len,
+                        uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces);
 int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n_pieces);
-/* Publishes what _begin of this batch has begun, the last call before it but for _copy. If that was `leased`, hands it
- * out; else it is cached like an object that was read. */
-int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold);
-/* Hands an object out once more, which is a use. */
+/* Publishes what _begin of this batch has begun, the last call before it but for _copy, and hands it out. If that was
+ * `unleased`, it is cached like an object that was read. */
+int shms_batch_commit(shms_writer *w, shms_batch *b);
+/* Hands an object out once more, which is a use; `group` and `hold` are as in shms_put. */
 int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold);
 /* 1: that lease is open, and only the writer ends it from now on, or undoing the batch; 0: it has ended; or an error.
  * SHMS_EBUSY: the object is another writer's, which was stopped; the lease is as it was. */

@@ -47,6 +47,8 @@ typedef struct shms_ticket {
     uint64_t hash; /* of the key */
     uint32_t slot;
     uint32_t entry;
+    uint32_t group; /* as in shms_put */
+    int32_t hold;
 } shms_ticket;
 
 /* Bytes of the caller's, and where in the payload they go. If size is not 0, address is not 0. */

@@ -132,6 +132,5 @@ void shms_writer_refused(struct shms_writer *w, int rc, shms_batch *b) {
     if (!shms_is_refusal(rc))
         return;
     b->refusal = w->refusal;
-    if (!b->until)
-        shms_count(w, SHMS_C(refusals), 1);
+    shms_count(w, SHMS_C(refusals), 1);
 }

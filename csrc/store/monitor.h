@@ -15,7 +15,7 @@ int shms_writer_leave(struct shms_writer *w, int rc);
 static inline bool shms_is_refusal(int rc) {
     return rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA;
 }
-/* If `rc` is a refusal, counts it, unless the batch will try again, and copies it to the batch. */
+/* If `rc` is a refusal, counts it, and copies it to the batch. */
 void shms_writer_refused(struct shms_writer *w, int rc, shms_batch *b);
 /* The same two with `placing`, which is taken first. */
 int shms_writer_enter_to_place(struct shms_writer *w);

@@ -20,7 +20,7 @@ static bool sleep_until(struct shms_writer *w, uint64_t at) {
 }
 
 /* The same for the thread that polls. What the polls of puts have found meanwhile counts: they looked for themselves. */
-static bool look_until(struct shms_writer *w, uint64_t since, uint64_t end) {
+static void look_until(struct shms_writer *w, uint64_t since, uint64_t end) {
     bool woken = false;
     w->room_looks = true;
     for (uint64_t now; !woken && (now = shms_clock_ns(CLOCK_MONOTONIC)) < end;) {
@@ -36,21 +36,21 @@ static bool look_until(struct shms_writer *w, uint64_t since, uint64_t end) {
     else /* another one looks, as long as this one is away */
         pthread_cond_signal(&w->room);
     w->released = false;
-    return woken;
 }
 
-int shms_room_await(struct shms_writer *w, shms_batch *b) {
-    uint64_t now = shms_clock_ns(CLOCK_MONOTONIC), end = b->until - now < CALL_NS ? b->until : now + CALL_NS;
-    if (now >= b->until) {
-        b->until = b->waits_since = 0;
-        return 0;
-    }
-    b->waits_since = b->waits_since ? b->waits_since : now;
+bool shms_room_await(struct shms_writer *w, shms_put *put) {
+    uint64_t now = shms_clock_ns(CLOCK_MONOTONIC);
+    put->waits_since = put->waits_since ? put->waits_since : now;
+    uint64_t until = put->waits_since + put->timeout, end = until < now + CALL_NS ? until : now + CALL_NS;
+    if (now >= until)
+        return false;
     w->room_waits++;
     pthread_mutex_unlock(&w->placing);
-    bool woken = w->room_looks ? sleep_until(w, end) : look_until(w, b->waits_since, end);
+    if (w->room_looks)
+        sleep_until(w, end);
+    else
+        look_until(w, put->waits_since, end);
     w->room_waits--;
     pthread_mutex_unlock(&w->mutex);
-    int rc = shms_writer_enter_to_place(w);
-    return rc ? rc : woken;
+    return true;
 }

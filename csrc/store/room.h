@@ -6,9 +6,8 @@
 
 #include "writer.h"
 
-/* Waits for room after a refusal, until b->until (CLOCK_MONOTONIC), but for 50 ms at most. `placing` is held, too; it and
- * the mutex are released meanwhile. 1: something was released, so try again. 0: nothing was; once the time is over,
- * b->until = 0. SHMS_ECLOSED: neither is held. */
-int shms_room_await(struct shms_writer *w, shms_batch *b);
+/* Waits for room after a refusal, until something was released, but for 50 ms at most. `placing` is held, too.
+ * True: try again; it and the mutex were released. False: put->timeout is over, and both are held. */
+bool shms_room_await(struct shms_writer *w, shms_put *put);
 
 #endif

@@ -84,7 +84,12 @@ static int begin(shms_writer *w, shms_batch *b, const shms_object *o) {
     if (!o || !shms_is_unused(o->reserved) || shms_key_ok(o->key, o->key_len) || (!o->meta && o->meta_len) ||
         !is_key((const uint8_t *)o->key, o->key_len))
         return SHMS_EINVAL;
-    return shms_batch_begin(w, b, o->key, o->key_len, o->meta, o->meta_len, NULL, 0, o->payload_size, 0, 1);
+    shms_put put = {.key = o->key,
+                    .key_len = o->key_len,
+                    .meta = o->meta,
+                    .meta_len = o->meta_len,
+                    .payload_size = o->payload_size};
+    return shms_batch_begin(w, b, &put);
 }
 
 /* Undoes what has failed, and frees the memory of the batch. */
@@ -102,7 +107,7 @@ int shms_writer_put(shms_writer *w, const shms_object *object, const void *paylo
     int rc = ref ? begin(w, &b, object) : SHMS_EINVAL;
     shms_piece all = {0, rc ? 0 : object->payload_size, (uintptr_t)payload};
     if (rc == SHMS_OK && (rc = shms_batch_copy(w, &b, &all, all.size != 0)) == SHMS_OK)
-        rc = shms_batch_commit(w, &b, 0, 0);
+        rc = shms_batch_commit(w, &b);
     return end(w, &b, rc, ref);
 }
 
@@ -128,7 +133,7 @@ int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload,
 int shms_uncommitted_commit(shms_uncommitted *u, uint8_t *ref) {
     if (!u)
         return SHMS_EINVAL;
-    int rc = end(u->w, &u->batch, ref ? shms_batch_commit(u->w, &u->batch, 0, 0) : SHMS_EINVAL, ref);
+    int rc = end(u->w, &u->batch, ref ? shms_batch_commit(u->w, &u->batch) : SHMS_EINVAL, ref);
     free(u);
     return rc;
 }

@@ -30,37 +30,38 @@ static int next_secret(struct shms_writer *w, uint64_t *out) {
 }
 
 /* Takes space for the object, and everything that a commit needs. The mutex and `placing` are held. */
-static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t meta_len,
-                 uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased) {
-    uint64_t payload_at = shms_payload_at(key_len, meta_len);
-    if (meta_len > SHMS_MAX_META || extra_len > SHMS_MAX_EXTRA || payload_size > w->seg.layout.capacity)
+static int place(struct shms_writer *w, shms_batch *b, const shms_put *put) {
+    uint32_t kind = put->kind;
+    uint64_t payload_at = shms_payload_at(put->key_len, put->meta_len);
+    if (put->meta_len > SHMS_MAX_META || put->extra_len > SHMS_MAX_EXTRA || put->payload_size > w->seg.layout.capacity)
         return SHMS_ETOOLARGE;
-    uint64_t behind = payload_size + extra_len;
-    uint64_t length = behind ? payload_at + behind : (uint64_t)key_len + meta_len;
+    uint64_t behind = put->payload_size + put->extra_len;
+    uint64_t length = behind ? payload_at + behind : (uint64_t)put->key_len + put->meta_len;
     uint64_t span = shms_span(length), secret;
     if (length > w->seg.layout.max_object_size)
         return SHMS_ETOOLARGE;
-    if (kind && (kind >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[kind])))
+    if (put->group > w->seg.layout.n_groups ||
+        (kind && (kind >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[kind]))))
         return SHMS_EINVAL;
     uint64_t quota = shms_get(&w->kinds.table[kind].quota);
     if (quota && span > quota)
         return SHMS_ETOOLARGE;
-    uint64_t hash = shms_key_hash(w, key, key_len);
+    uint64_t hash = shms_key_hash(w, put->key, put->key_len);
     shms_slot seen;
     shms_settle(w);
-    shms_delete_dropped_key(w, hash, key, key_len);
-    if (shms_index_find(&w->index, hash, key, key_len) != SHMS_NONE ||
-        (b->unless_stored && shms_look_remote(w, hash, key, key_len, &seen) != SHMS_NONE))
+    shms_delete_dropped_key(w, hash, put->key, put->key_len);
+    if (shms_index_find(&w->index, hash, put->key, put->key_len) != SHMS_NONE ||
+        (put->unless_stored && shms_look_remote(w, hash, put->key, put->key_len, &seen) != SHMS_NONE))
         return SHMS_EEXISTS;
     int rc = next_secret(w, &secret);
     if (rc)
         return rc;
     shms_reclaim_begin(w);
     uint32_t entry = SHMS_NONE;
-    if (leased && (entry = shms_reclaim_lease(w, &(bool){false})) == SHMS_NONE)
+    if (!put->unleased && (entry = shms_reclaim_lease(w, &(bool){false})) == SHMS_NONE)
         return SHMS_ENOLEASE;
     shms_placement place;
-    if ((rc = shms_reclaim_space(w, span, kind, b->waits_since, &place))) {
+    if ((rc = shms_reclaim_space(w, span, kind, put->waits_since, &place))) {
         shms_leases_untake(&w->leases, entry);
         return rc;
     }
@@ -77,8 +78,8 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with shms_reader_release */
     shms_set(&s->offset, place.at);
     shms_set(&s->length, length);
-    shms_set(&s->head, shms_slot_head(key_len, shms_slot_mark(s), meta_len));
-    shms_set(&s->flags, (uint64_t)extra_len << SHMS_SLOT_EXTRA_SHIFT | (uint64_t)kind << SHMS_SLOT_KIND_SHIFT);
+    shms_set(&s->head, shms_slot_head(put->key_len, shms_slot_mark(s), put->meta_len));
+    shms_set(&s->flags, (uint64_t)put->extra_len << SHMS_SLOT_EXTRA_SHIFT | (uint64_t)kind << SHMS_SLOT_KIND_SHIFT);
     shms_ring_insert(&w->ring, slot, place.behind);
     if (place.moves) {
         shms_ring_move_hand(&w->ring, place.area, slot, place.lap);
@@ -90,40 +91,38 @@ static int place(struct shms_writer *w, shms_batch *b, const char *key, uint32_t
     w->protected[slot] = shms_key_kept(w, hash);
     char *at = (char *)w->seg.data + place.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
-    memcpy(at, key, key_len);
+    memcpy(at, put->key, put->key_len);
     shms_index_add(&w->index, hash, slot);
     w->unfinished++;
     w->leased += entry != SHMS_NONE;
-    b->ticket = (shms_ticket){
-        .payload = at + payload_at, .payload_size = payload_size, .id = id, .hash = hash, .slot = slot, .entry = entry};
+    b->ticket = (shms_ticket){.payload = at + payload_at,
+                              .payload_size = put->payload_size,
+                              .id = id,
+                              .hash = hash,
+                              .slot = slot,
+                              .entry = entry,
+                              .group = put->group,
+                              .hold = put->hold};
     return SHMS_OK;
 }
 
-int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                     uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind,
-                     int leased) {
+int shms_batch_begin(shms_writer *w, shms_batch *b, shms_put *put) {
     shms_ticket *out = &b->ticket;
-    int rc = shms_key_ok(key, key_len);
+    int rc = shms_key_ok(put->key, put->key_len);
     if (rc || (rc = shms_batch_ready(b)) || (rc = shms_writer_enter_to_place(w)))
         return rc;
-    rc = place(w, b, key, key_len, meta_len, extra_len, payload_size, kind, leased);
-    if (shms_is_refusal(rc) && b->until) {
-        int again = shms_room_await(w, b);
-        if (again < 0)
-            return again;
-        if (again)
-            rc = place(w, b, key, key_len, meta_len, extra_len, payload_size, kind, leased);
-    }
-    if (!shms_is_refusal(rc))
-        b->until = b->waits_since = b->unless_stored = 0;
+    rc = place(w, b, put);
+    if (shms_is_refusal(rc) && put->timeout && shms_room_await(w, put))
+        return SHMS_AGAIN;
     shms_writer_refused(w, rc, b);
     if (shms_writer_leave_place(w, rc))
         return rc;
     SHMS_STEP("P3c"); /* outside the mutex like the payload, because they may have any size */
-    if (meta_len)
-        memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
-    if (extra_len)
-        memcpy(out->payload + payload_size, extra, extra_len);
+    if (put->meta_len)
+        memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + put->key_len, put->meta,
+               put->meta_len);
+    if (put->extra_len)
+        memcpy(out->payload + put->payload_size, put->extra, put->extra_len);
     b->items[b->n_items++] = (shms_batch_item){out->id, 0, shms_writer_global(w, out->slot), out->entry, 1};
     return SHMS_OK;
 }
@@ -147,13 +146,11 @@ static void count_more_hits(struct shms_writer *w, const shms_ticket *t) {
         shms_count(w, SHMS_C(more_hits_at_4x) + i, w->ghosts.one_in);
 }
 
-int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
+int shms_batch_commit(shms_writer *w, shms_batch *b) {
     const shms_ticket *t = &b->ticket;
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
-    if (group > w->seg.layout.n_groups)
-        return shms_writer_leave(w, SHMS_EINVAL);
     shms_slot *s = shms_writer_slot(w, t->slot);
     uint64_t flags = 0;
     if (w->seg.layout.flags & SHMS_CHECKSUMS) {
@@ -181,7 +178,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
     shms_ring_stale_slot(&w->ring, t->slot); /* a slot in WRITING may not go, but this one may */
     shms_room_made(w);
     if (t->entry != SHMS_NONE) {
-        shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, group, hold, b->ref);
+        shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, t->group, t->hold, b->ref);
         b->n_items--; /* the item of _begin, which is still the last one */
         shms_batch_note(b, 1);
     }
@@ -204,14 +201,23 @@ int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uin
     return SHMS_OK;
 }
 
-int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                   uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
-                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold) {
-    int rc = shms_pieces_fit(pieces, n_pieces, payload_size);
-    if (rc == SHMS_OK && w && group > w->seg.layout.n_groups)
-        rc = SHMS_EINVAL;
-    if (rc || (rc = shms_batch_begin(w, b, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, 1)))
+int shms_batch_put(shms_writer *w, shms_batch *b, shms_put *put) {
+    int rc = shms_pieces_fit(put->pieces, put->n_pieces, put->payload_size);
+    if (rc || (rc = shms_batch_begin(w, b, put)))
         return rc;
-    copy_pieces(&b->ticket, pieces, n_pieces);
-    return shms_batch_commit(w, b, group, hold);
+    copy_pieces(&b->ticket, put->pieces, put->n_pieces);
+    return shms_batch_commit(w, b);
+}
+
+int shms_batch_put_lent(shms_writer *w, shms_batch *b, shms_put *put, const char *key, uint32_t key_len,
+                        const char *meta, uint32_t meta_len, const char *extra, uint32_t extra_len,
+                        uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces) {
+    shms_put all = *put; /* which threads share, unless it waits */
+    all.key = key, all.meta = meta, all.extra = extra, all.pieces = pieces;
+    all.key_len = key_len, all.meta_len = meta_len, all.extra_len = extra_len, all.n_pieces = n_pieces;
+    all.payload_size = payload_size;
+    int rc = pieces ? shms_batch_put(w, b, &all) : shms_batch_begin(w, b, &all);
+    if (rc == SHMS_AGAIN)
+        put->waits_since = all.waits_since;
+    return rc;
 }

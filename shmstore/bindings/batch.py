@@ -18,9 +18,8 @@ If an exception prevents even `undo`, the batch's destructor undoes it. If an as
 collect garbage there. A finalizer may then let another thread run. Only that thread's count of hits may be lost.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from shmstore.bindings._shmstore import ffi, lib
@@ -29,12 +28,31 @@ from shmstore.bindings.hidden import held
 
 _new = ffi.new
 _buffer = ffi.buffer
-_put = lib.shms_batch_put
+_put = lib.shms_batch_put_lent
 _hit = lib.shms_batch_hit
 _undo = lib.shms_batch_undo
 _drop = lib.shms_batch_drop
-_REFUSALS = (lib.SHMS_EFULL, lib.SHMS_ENOSLOT, lib.SHMS_ENOLEASE, lib.SHMS_EQUOTA)
+_AGAIN = lib.SHMS_AGAIN
 _LONGEST = 1e9  # seconds: 31 years; infinity is no int
+
+
+@cache  # one record for all puts with the same options, which is never written to
+def put_options(
+    kind: int = 0, group: int = 0, hold: bool = False, unless_stored: bool = False, unleased: bool = False
+) -> Any:
+    """Return how to put an object, as in shms_put; the group is as in `Writer.assign_group`."""
+    options = {"kind": kind, "group": group, "hold": hold, "unless_stored": unless_stored, "unleased": unleased}
+    return _new("shms_put *", options)
+
+
+NO_OPTIONS = put_options()
+
+
+def waiting(options: Any, seconds: float) -> Any:
+    """Return the same options for one put, which waits up to `seconds` for room."""
+    waits = _new("shms_put *", options[0])
+    waits.timeout = int(min(seconds, _LONGEST) * 1e9)
+    return waits
 
 
 class Batch:
@@ -57,30 +75,20 @@ class Batch:
         meta: bytes,
         nbytes: int,
         pieces: Sequence[tuple[int, int, int]],
-        hold: bool = False,
+        options: Any = NO_OPTIONS,
         extra: bytes = b"",
-        kind: int = 0,
-        group: int = 0,
     ) -> bytes:
         """Store pieces of (offset, bytes, address), hand the object out, and return the packed reference.
 
-        `extra` is what `Writer.extra` returns. `group` is as in `Writer.assign_group`.
+        `options` is from `put_options`, and `extra` is what `Writer.extra` returns.
         """
         n, n_extra = len(pieces), len(extra)
         while code := _put(
-            self._w, self.record, key, len(key), meta, len(meta), extra, n_extra, nbytes, pieces, n, kind, group, hold
+            self._w, self.record, options, key, len(key), meta, len(meta), extra, n_extra, nbytes, pieces, n
         ):
-            self._still_waits(code)
+            if code != _AGAIN:
+                fail(code)
         return self._ref[:]
-
-    def wait(self, seconds: float) -> None:
-        """Let the next `put` or `begin` wait for room so long."""
-        self.record.until = time.monotonic_ns() + int(min(seconds, _LONGEST) * 1e9)
-
-    def _still_waits(self, code: int) -> None:
-        """Raise the error of a call, unless it waits for room and has returned for the sake of signals."""
-        if code not in _REFUSALS or not self.record.until:
-            fail(code)
 
     def hit(self, key: bytes, hold: bool = False, group: int = 0) -> bytes | None:
         """Hand out a stored object and return the packed reference; None if it is not there, which counts as a miss."""
@@ -91,15 +99,13 @@ class Batch:
             fail(code)
         return self._ref[:]
 
-    def begin(
-        self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True, extra: bytes = b"", kind: int = 0
-    ) -> None:
-        """Take space for an object and, with `hand_out`, an entry for its lease."""
-        n, n_extra = len(meta), len(extra)
-        while code := lib.shms_batch_begin(
-            self._w, self.record, key, len(key), meta, n, extra, n_extra, nbytes, kind, hand_out
+    def begin(self, key: bytes, meta: bytes, nbytes: int, options: Any = NO_OPTIONS, extra: bytes = b"") -> None:
+        """Take space for an object, and an entry for its lease if it is to have one; the rest is as in `put`."""
+        while code := _put(
+            self._w, self.record, options, key, len(key), meta, len(meta), extra, len(extra), nbytes, ffi.NULL, 0
         ):
-            self._still_waits(code)
+            if code != _AGAIN:
+                fail(code)
 
     def buffer(self, owner: Any = None) -> Any:
         """Return the object's payload area as a writable buffer, which keeps the mapping or `owner` alive.
@@ -117,9 +123,9 @@ class Batch:
         """Hold the lease of a reference; return False if it has ended."""
         return require(lib.shms_batch_hold(self._w, self.record, packed)) == 1
 
-    def commit(self, hold: bool = False, group: int = 0) -> bytes:
-        """Publish the object and return the packed reference, which is invalid without `hand_out` in `begin`."""
-        require(lib.shms_batch_commit(self._w, self.record, group, hold))
+    def commit(self) -> bytes:
+        """Publish the object and return the packed reference, which is invalid if it has no lease."""
+        require(lib.shms_batch_commit(self._w, self.record))
         return self._ref[:]
 
     def protect(self, keys: Sequence[bytes]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shmstore.bindings.store import Writer
+from shmstore.errors import ShmStoreError
 from shmstore.refs import ObjectRef
 from shmstore.serde import ObjectSerde
 from shmstore.store.writer import ObjectStoreWriter
@@ -19,7 +20,9 @@ class Internals(NamedTuple):
     native: Writer
     """Batches (`batch`, `new_batch`, `spare`), look-ups by packed key, and the words of a tier."""
     put: Callable[..., ObjectRef]
-    """`put` as a part of a batch, with extra bytes behind the object that no reader gets."""
+    """`put` of an encoded value as a part of a batch, with extra bytes after the object that no reader gets."""
+    explain: Callable[..., ShmStoreError]
+    """What `put` raises for a refusal: the same error, with who holds what."""
     hand_out: Callable[..., ObjectRef]
     """`get_cached` as a part of a batch."""
     equals: Callable[[ObjectRef, Any], bool]
@@ -34,5 +37,11 @@ def internals_of(writer: ObjectStoreWriter) -> Internals:
     """Return the inside of an open writer."""
     inside: Any = writer
     return Internals(
-        inside._writer, inside._put, inside._hand_out, inside._equals, inside._serde, inside._look_or_claim
+        inside._writer,
+        inside._put,
+        inside._explain,
+        inside._hand_out,
+        inside._equals,
+        inside._serde,
+        inside._look_or_claim,
     )

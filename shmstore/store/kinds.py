@@ -18,7 +18,7 @@ def _packed(kind: Any) -> bytes:
     return packed
 
 
-def number_of(writer: Writer, kind: str) -> int:
+def number_of(writer: Writer, kind: str | None) -> int:
     """Return the number of a kind, which a new name gets now; TypeError or ValueError if it can have none."""
     try:
         return writer.kinds[kind]

@@ -7,20 +7,22 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings import store as native
-from shmstore.bindings.batch import Batch
+from shmstore.bindings.batch import NO_OPTIONS, Batch, put_options, waiting
 from shmstore.bindings.claims import Claims
 from shmstore.bindings.hidden import hidden
 from shmstore.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
+    ShmStoreError,
     StaleRefError,
     StoreFullError,
     shown,
 )
-from shmstore.namespaces import MARK, named, prefix_of
+from shmstore.namespaces import MARK, named, prefix_of, split
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.serde.encode import array_address
+from shmstore.serde.protocol import Encoded, Layout
 from shmstore.store import diagnostics
 from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
 from shmstore.store.claims import Claiming
@@ -29,7 +31,7 @@ from shmstore.store.leases import LeasedRef, Reservation
 from shmstore.store.opening import Openable
 from shmstore.store.stats import StoreStats, tier_stats
 
-__all__ = ["Batch", "ObjectStoreWriter"]
+__all__ = ["Batch", "ObjectStoreWriter", "put_options"]
 
 _AT_ONCE = 0.0  # the default, which is not checked at each put
 _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
@@ -71,11 +73,18 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), and TypeError with the
         path for a value that the serializer refuses. A put that fails leaves the store as it was.
         """
+        packed = packed_key(key, namespace)
+        if kind is None and group is None and timeout is _AT_ONCE and not hold and not unless_stored:
+            options = NO_OPTIONS
+        else:
+            options = self._put_options(kind, group, hold, unless_stored, timeout)
+        encoded = self._serde.encode(value)
         batch = self._writer.batch()
         try:
-            if unless_stored:
-                batch.record.unless_stored = 1
-            ref = self._put(batch, key, value, hold, b"", kind, namespace, group, timeout)
+            try:
+                ref = self._put(batch, packed, encoded, options)
+            except _ORDINARY as error:
+                raise self._explain(batch, error, packed, encoded, options) from None
             batch.record.keep = 1  # the commit; see bindings.batch
             self._writer.spare = batch if self._writer._w else None  # closed: a spare would keep the mapping
             return ref
@@ -83,76 +92,59 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
             batch.undo()
             raise
 
-    def _put(
+    def _put_options(
         self,
-        batch: Batch,
-        key: str,
-        value: Any,
-        hold: bool,
-        extra: bytes = b"",
-        kind: str | None = None,
-        namespace: str | None = None,
+        kind: str | None,
         group: int | None = None,
+        hold: bool = False,
+        unless_stored: bool = False,
         timeout: float = _AT_ONCE,
-        brief: bool = False,
-    ) -> ObjectRef:
-        """Do `put`, as a part of a batch; `extra` is stored after the object, and no reader gets it.
-
-        A `brief` StoreFullError does not say who holds what: to find that out takes 75 ns for each object.
-        """
-        packed = packed_key(key, namespace)
-        number = 0 if kind is None else number_of(self._writer, kind)
-        whom = 0 if group is None else group_of(self._writer, group)
+        unleased: bool = False,
+    ) -> Any:
+        """Return the checked arguments as a record; TypeError or ValueError for a wrong one."""
         seconds = timeout if timeout is _AT_ONCE else seconds_of("timeout", timeout)  # a check takes 0.2 us
-        encoded = self._serde.encode(value)
-        if seconds:
-            batch.wait(seconds)
-        try:
-            if encoded.fills:
-                return self._fill(batch, packed, encoded, hold, extra, number, whom)
-            return trusted_ref(
-                batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold, extra, number, whom)
-            )
-        except _ORDINARY as error:
-            if brief and isinstance(error, StoreFullError):
-                raise
-            more = len(packed) + len(encoded.meta) + len(extra)
-            raise self._explain(batch, error, named(key, namespace), encoded.nbytes, more, kind, seconds) from None
+        whom = 0 if group is None else group_of(self._writer, group)
+        options = put_options(number_of(self._writer, kind), whom, bool(hold), bool(unless_stored), unleased)
+        return waiting(options, seconds) if seconds else options
 
-    def _fill(
-        self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes, kind: int, group: int
-    ) -> ObjectRef:
-        batch.begin(key, encoded.meta, encoded.nbytes, extra=extra, kind=kind)
+    def _put(self, batch: Batch, packed: bytes, encoded: Encoded, options: Any, extra: bytes = b"") -> ObjectRef:
+        """Do `put`, as a part of a batch; `extra` is stored after the object, and no reader gets it."""
+        if not encoded.fills:
+            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, options, extra))
+        batch.begin(packed, encoded.meta, encoded.nbytes, options, extra)
         batch.copy(encoded.spans)
         with memoryview(batch.buffer()) as payload:
             for offset, size, source in encoded.fills:
                 self._serde.fill(payload[offset : offset + size], source)
-        return trusted_ref(batch.commit(hold, group))
+        return trusted_ref(batch.commit())
 
     def _explain(
         self,
         batch: Batch,
         error: StoreFullError | ObjectTooLargeError | ObjectExistsError,
-        key: str,
-        nbytes: int,
-        extra: int,
-        kind: str | None,
-        waited: float,
-    ) -> Exception:
+        packed: bytes,
+        encoded: Encoded | Layout,
+        options: Any,
+        extra: bytes = b"",
+    ) -> ShmStoreError:
         """Return the same error with details for the caller."""
         if isinstance(error, ObjectExistsError):
-            return ObjectExistsError(f"{error.default_message}: {key}")
-        if isinstance(error, ObjectTooLargeError):
-            limit = self._writer.max_object_size
-            what = f"{nbytes} bytes (and {extra} of key and metadata) exceed"
-            quota = None if kind is None else kind_stats(self._writer)[kind].quota
-            if quota is None or quota >= limit:
-                return ObjectTooLargeError(f"{what} the limit of {limit}")
-            return ObjectTooLargeError(
-                f"{what} the quota of kind {shown(kind)}, {quota} bytes",
-                hint="raise the quota of this kind, or send this object inline",
-            )
-        return diagnostics.full(self._writer, batch.refusal(), error.resource, nbytes, extra, kind, waited)
+            namespace, key = split(packed)
+            return ObjectExistsError(f"{error.default_message}: {named(key, namespace)}")
+        nbytes, more = encoded.nbytes, len(packed) + len(encoded.meta) + len(extra)
+        kind = {number: name for name, number in list(self._writer.kinds.items())}[options.kind]
+        if isinstance(error, StoreFullError):
+            waited = options.timeout / 1e9
+            return diagnostics.full(self._writer, batch.refusal(), error.resource, nbytes, more, kind, waited)
+        limit = self._writer.max_object_size
+        what = f"{nbytes} bytes (and {more} of key and metadata) exceed"
+        quota = None if kind is None else kind_stats(self._writer)[kind].quota
+        if quota is None or quota >= limit:
+            return ObjectTooLargeError(f"{what} the limit of {limit}")
+        return ObjectTooLargeError(
+            f"{what} the quota of kind {shown(kind)}, {quota} bytes",
+            hint="raise the quota of this kind, or send this object inline",
+        )
 
     def begin(
         self,
@@ -173,18 +165,13 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         """
         packed = packed_key(key, namespace)
         layout = self._serde.layout(template)
-        number = 0 if kind is None else number_of(self._writer, kind)
-        seconds = seconds_of("timeout", timeout)
+        options = self._put_options(kind, None, False, unless_stored, timeout, unleased=True)
         batch = self._writer.new_batch()
         try:
-            if seconds:
-                batch.wait(seconds)
-            batch.record.unless_stored = bool(unless_stored)
             try:
-                batch.begin(packed, layout.meta, layout.nbytes, hand_out=False, kind=number)
+                batch.begin(packed, layout.meta, layout.nbytes, options)
             except _ORDINARY as error:
-                extra = len(packed) + len(layout.meta)
-                raise self._explain(batch, error, named(key, namespace), layout.nbytes, extra, kind, seconds) from None
+                raise self._explain(batch, error, packed, layout, options) from None
             payload = batch.buffer(owner=batch)
             value = layout.build(payload if hides_payload(self._serde) else hidden(payload))
             begun = Reservation(key, batch, value)

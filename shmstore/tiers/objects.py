@@ -16,6 +16,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from shmstore.bindings.batch import put_options
 from shmstore.bindings.hidden import hidden
 from shmstore.bindings.inspect import crc32c
 from shmstore.errors import ObjectExistsError, ObjectNotFoundError, ObjectTooLargeError, StoreFullError
@@ -147,7 +148,7 @@ class Incoming:
             return False
         batch = self._native.new_batch()
         try:
-            batch.begin(self._key, bytes(head[rest : rest + n_meta]), nbytes, False, extra)
+            batch.begin(self._key, bytes(head[rest : rest + n_meta]), nbytes, put_options(unleased=True), extra)
         except (StoreFullError, ObjectTooLargeError, ObjectExistsError):
             self.refused = "declined"
             return False

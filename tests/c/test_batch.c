@@ -15,7 +15,11 @@ static shms_stats stats(void) {
 }
 
 static int put(const char *key) {
-    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "m", 1, NULL, 0, 0, NULL, 0, 0, 0, 0);
+    return shms_batch_put(w, &b, &(shms_put){.key = key, .key_len = (uint32_t)strlen(key), .meta = "m", .meta_len = 1});
+}
+
+static int begin_new(uint64_t size, bool leased) {
+    return shms_batch_begin(w, &b, &(shms_put){.key = "new", .key_len = 3, .payload_size = size, .unleased = !leased});
 }
 
 static void only_the_old_object_is_left(void) {
@@ -82,9 +86,9 @@ TEST(a_ticket_is_undone_in_each_of_its_states) {
     for (int leased = 0; leased < 2; leased++)
         for (int committed = 0; committed < 2; committed++) {
             begin();
-            CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, leased));
+            CHECK_EQ(SHMS_OK, begin_new(64, leased));
             if (committed)
-                CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, 0, 0));
+                CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b));
             CHECK_EQ((uint64_t)(leased && committed), stats().open_leases);
             shms_batch_undo(w, &b);
             only_the_old_object_is_left();
@@ -95,7 +99,7 @@ TEST(a_ticket_is_undone_in_each_of_its_states) {
 TEST(a_ticket_of_a_closed_writer_is_ended_and_no_more) {
     begin();
     CHECK_EQ(SHMS_OK, put("a"));
-    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
+    CHECK_EQ(SHMS_OK, begin_new(64, true));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_batch_undo(w, &b);
     CHECK_EQ(0, w->unfinished);
@@ -126,9 +130,9 @@ static void undo(void) { shms_batch_undo(w, &b); }
 
 TEST(a_ticket_that_ends_while_its_checksum_is_computed_is_not_committed) {
     open_store("ends", (shms_options){.capacity = 1024, .n_readers = 1, .flags = SHMS_CHECKSUMS}, 0);
-    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
+    CHECK_EQ(SHMS_OK, begin_new(64, true));
     meanwhile = undo;
-    CHECK_EQ(SHMS_EINVAL, shms_batch_commit(w, &b, 0, 0));
+    CHECK_EQ(SHMS_EINVAL, shms_batch_commit(w, &b));
     CHECK_EQ(0, shms_writer_count(w));
     end();
 }
@@ -163,8 +167,8 @@ TEST(deleted_objects_are_freed_once_when_two_calls_end_protections) {
 
 TEST(a_refusal_is_in_the_batch_that_met_it) {
     begin();
-    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
-    CHECK_EQ(SHMS_EFULL, shms_batch_begin(w, &b, "large", 5, "m", 1, NULL, 0, 8000, 0, 1));
+    CHECK_EQ(SHMS_OK, begin_new(64, true));
+    CHECK_EQ(SHMS_EFULL, shms_batch_begin(w, &b, &(shms_put){.key = "large", .key_len = 5, .payload_size = 8000}));
     CHECK_EQ(SHMS_OK, shms_writer_holders(w, &b.refusal));
     CHECK(b.refusal.capacity == 8192 && b.refusal.used_bytes == 256 && b.refusal.kept == 128);
     CHECK(b.refusal.awaited[0] == 1 && b.refusal.reclaimable == 128);

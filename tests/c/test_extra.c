@@ -14,7 +14,8 @@ static void begin(uint64_t capacity) {
 
 static int put(const char *key, uint64_t n_payload, uint32_t n_extra) {
     shms_piece piece = {0, n_payload, (uint64_t)(uintptr_t)payload};
-    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload, &piece, 1, 0, 0, 0);
+    return shms_batch_put_lent(w, &b, &(shms_put){0}, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload,
+                               &piece, 1);
 }
 
 static bool has_extra(const uint8_t *ref, uint64_t n) {
@@ -57,7 +58,7 @@ TEST(an_object_equals_what_was_put_and_nothing_else) {
     CHECK_EQ(0, equals("meta", 99, 0, payload, 99));
     CHECK_EQ(SHMS_EINVAL, equals("meta", 100, 1, payload, 100));
     shms_piece all = {0, LARGE, (uint64_t)(uintptr_t)extra};
-    CHECK_EQ(SHMS_OK, shms_batch_put(w, &b, "l", 1, "meta", 4, NULL, 0, LARGE, &all, 1, 0, 0, 0));
+    CHECK_EQ(SHMS_OK, verb_put(w, "l", 1, "meta", 4, LARGE, &all, 1, b.ref));
     start_asking(w); /* and others come in between */
     for (uint32_t at = 0, before = w->handovers; w->handovers - before < 20; at = (at + 9973) % LARGE) {
         memcpy(large, extra, LARGE);

@@ -13,7 +13,8 @@ static void begin(uint32_t attached) {
 }
 
 static int put_for(const char *key, uint32_t group) {
-    int rc = shms_batch_put(w, &b, key, (uint32_t)strlen(key), "m", 1, NULL, 0, SIZE, NULL, 0, 0, group, 0);
+    int rc = shms_batch_put(
+        w, &b, &(shms_put){.key = key, .key_len = (uint32_t)strlen(key), .payload_size = SIZE, .group = group});
     b.keep = 1;
     memcpy(ref, b.ref, sizeof ref);
     return rc;
@@ -69,9 +70,10 @@ TEST(a_rank_of_another_group_may_read_and_then_holds_by_its_pin) {
 
 TEST(nothing_is_handed_out_for_a_group_that_does_not_exist) {
     begin(RANKS);
-    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "l", 1, NULL, 0, NULL, 0, SIZE, 0, 1));
-    CHECK_EQ(SHMS_EINVAL, shms_batch_commit(w, &b, NONE, 0));
-    CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, SECOND, 0)); /* the ticket has not ended */
+    shms_put put = {.key = "l", .key_len = 1, .payload_size = SIZE, .group = NONE};
+    CHECK_EQ(SHMS_EINVAL, shms_batch_begin(w, &b, &put));
+    CHECK_EQ(SHMS_EINVAL, put_for("l", NONE));
+    CHECK_EQ(SHMS_OK, put_for("l", SECOND));
     CHECK_EQ(SHMS_EINVAL, shms_batch_hit(w, &b, "l", 1, NONE, 0));
     end();
 }

@@ -532,10 +532,15 @@ TEST(a_wall_clock_that_jumps_at_each_look_spoils_no_call_and_no_wait) {
         CHECK_EQ(SHMS_OK, calls[c]());
     CHECK_EQ(SHMS_OK, attach());
     CHECK_EQ(SHMS_OK, put());
-    uint64_t until = b.until = shms_clock_ns(CLOCK_MONOTONIC) + 100 * 1000000;
+    shms_put more = {.key = "more",
+                     .key_len = 4,
+                     .payload_size = few.capacity - SHMS_ALIGN,
+                     .timeout = 100 * 1000000,
+                     .unleased = 1};
+    uint64_t until = shms_clock_ns(CLOCK_MONOTONIC) + more.timeout;
     do
-        rc = shms_batch_begin(mine, &b, "more", 4, NULL, 0, NULL, 0, few.capacity - SHMS_ALIGN, 0, false);
-    while (b.until);
+        rc = shms_batch_begin(mine, &b, &more);
+    while (rc == SHMS_AGAIN);
     CHECK_EQ(SHMS_EFULL, rc);
     CHECK(shms_clock_ns(CLOCK_MONOTONIC) >= until);
     free(b.items);

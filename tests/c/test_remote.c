@@ -158,7 +158,8 @@ TEST(what_goes_while_it_is_read_was_not_there) {
     uint64_t size = EXTRA;
     shms_batch batch = {0};
     begin();
-    CHECK_EQ(SHMS_OK, shms_batch_put(a, &batch, "one", 3, "", 0, extra, EXTRA, 0, NULL, 0, 0, 0, 0));
+    CHECK_EQ(SHMS_OK,
+             shms_batch_put(a, &batch, &(shms_put){.key = "one", .key_len = 3, .extra = extra, .extra_len = EXTRA}));
     memcpy(ref, batch.ref, sizeof ref);
     for (int i = 0; i < READS; i++) {
         uint64_t id = shms_get(&a->seg.slots[0].id);

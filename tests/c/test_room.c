@@ -101,12 +101,14 @@ static void end_all(void) {
 static void *run(void *context) {
     waiter *t = context;
     t->key = t->key ? t->key : "new";
-    t->b.until = shms_clock_ns(CLOCK_MONOTONIC) + (uint64_t)((t->patience ? t->patience : 60) * 1e9);
-    for (; t->calls++ == 0 || (t->b.until && !t->calls_once);)
-        t->rc = shms_batch_begin(writers[A], &t->b, t->key, (uint32_t)strlen(t->key), NULL, 0, NULL, 0, UNIT - 64,
-                                 t->kind, t->leased);
+    shms_put options = {
+        .kind = t->kind, .unleased = !t->leased, .timeout = (uint64_t)((t->patience ? t->patience : 60) * 1e9)};
+    do {
+        t->rc = shms_batch_put_lent(writers[A], &t->b, &options, t->key, (uint32_t)strlen(t->key), NULL, 0, NULL, 0,
+                                    UNIT - 64, NULL, 0);
+        t->calls++;
+    } while (t->rc == SHMS_AGAIN && !t->calls_once);
     t->ended = seconds();
-    CHECK(t->b.until || !t->b.waits_since);
     return NULL;
 }
 
@@ -160,7 +162,8 @@ static void adopt(void) { /* B leases A's object k0, whose own lease ends */
     CHECK_EQ(1, shms_writer_cancel(writers[A], refs[0]));
 }
 static void begin_other(void) {
-    CHECK_EQ(SHMS_OK, shms_batch_begin(writers[A], &other, "k9", 2, NULL, 0, NULL, 0, OBJECTS * UNIT - 64, 0, false));
+    shms_put all = {.key = "k9", .key_len = 2, .payload_size = OBJECTS * UNIT - 64, .unleased = 1};
+    CHECK_EQ(SHMS_OK, shms_batch_begin(writers[A], &other, &all));
 }
 static void protect_one(void) {
     fill_up();
@@ -169,7 +172,8 @@ static void protect_one(void) {
 }
 static void fill_the_quota(void) {
     CHECK_EQ(SHMS_OK, shms_writer_quota(writers[A], kind, UNIT));
-    CHECK_EQ(SHMS_OK, shms_batch_put(writers[A], &other, "k0", 2, NULL, 0, NULL, 0, UNIT - 64, NULL, 0, kind, 0, 0));
+    shms_put one = {.key = "k0", .key_len = 2, .payload_size = UNIT - 64, .kind = kind};
+    CHECK_EQ(SHMS_OK, shms_batch_put(writers[A], &other, &one));
     other.keep = 1;
 }
 static void lease_all_of_b(void) { /* every entry of A's is on an object of B's */
@@ -193,7 +197,7 @@ static void retire_by_b(void) { CHECK_EQ(SHMS_OK, shms_writer_retire(writers[B],
 static void assign(void) { CHECK_EQ(1, shms_writer_assign_group(writers[A], refs[0], 1)); }
 static void undo_other(void) { shms_batch_undo(writers[A], &other); }
 static void commit_other(void) { /* what is committed and not leased may go */
-    CHECK_EQ(SHMS_OK, shms_batch_commit(writers[A], &other, 0, 0));
+    CHECK_EQ(SHMS_OK, shms_batch_commit(writers[A], &other));
     other.keep = 1;
 }
 static void raise_quota(void) { CHECK_EQ(SHMS_OK, shms_writer_quota(writers[A], kind, 2 * UNIT)); }
@@ -233,7 +237,7 @@ TEST(what_others_let_go_of_is_found_by_the_next_look) {
         setup(cases[i].n_readers, cases[i].attached);
         cases[i].before();
         once = cases[i].lets_go;
-        wait_here((waiter){.leased = true, .calls_once = true}, SHMS_OK);
+        wait_here((waiter){.leased = true}, SHMS_OK);
         CHECK_EQ(1, sleeps);
         end_all();
     }
@@ -284,8 +288,7 @@ TEST(one_thread_looks_for_all_and_another_one_when_it_has_left) {
     start(&t);
     start(&u);
     start(&v);
-    join(&first, SHMS_EFULL, seconds());
-    CHECK(first.b.until); /* not the last word */
+    join(&first, SHMS_AGAIN, seconds());
     double from = seconds();
     pthread_mutex_lock(&writers[A]->mutex);
     once = acknowledge_three; /* before the next look */
@@ -325,7 +328,7 @@ TEST(what_the_search_of_another_put_has_found_is_told_to_those_that_wait) {
     setup(1, 1);
     fill_up();
     once = acknowledge_and_search;
-    wait_here((waiter){.leased = true, .calls_once = true}, SHMS_OK);
+    wait_here((waiter){.leased = true}, SHMS_OK);
     CHECK_EQ(1, sleeps);
     end_all();
 }
@@ -387,7 +390,7 @@ TEST(a_close_ends_the_wait) {
     setup(1, 1);
     begin_other();
     slow_from = 1;
-    waiter t = {.calls_once = true};
+    waiter t = {0};
     start(&t);
     double from = seconds();
     CHECK_EQ(SHMS_OK, shms_writer_close(writers[A], false));

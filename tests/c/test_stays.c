@@ -82,7 +82,7 @@ TEST(the_end_of_a_ticket_goes_by_the_record) {
     for (int outlives = 0; outlives < 2; outlives++) {
         shms_writer *w = create(2, outlives ? SHMS_OUTLIVES : 0), *other = join(2, 0);
         shms_batch b = {0};
-        CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "a", 1, NULL, 0, NULL, 0, 64, 0, 0));
+        CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, &(shms_put){.key = "a", .key_len = 1, .payload_size = 64}));
         CHECK_EQ(SHMS_OK, shms_writer_close(w, SHMS_AS_RECORDED));
         close_as(other, SHMS_AS_RECORDED);
         CHECK(there());

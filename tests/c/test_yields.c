@@ -348,7 +348,8 @@ static int64_t protect_one(void) {
 
 static char extra[SHMS_MAX_EXTRA]; /* of many yields: the writer that closes is not always the first */
 static void put_extra(void) {
-    CHECK_EQ(SHMS_OK, shms_batch_put(w, &b, "e", 1, "m", 1, extra, sizeof extra, 0, NULL, 0, 0, 0, 0));
+    CHECK_EQ(SHMS_OK,
+             shms_batch_put(w, &b, &(shms_put){.key = "e", .key_len = 1, .extra = extra, .extra_len = sizeof extra}));
 }
 static int64_t copy_extra(void) {
     uint64_t size = sizeof extra;
@@ -357,7 +358,7 @@ static int64_t copy_extra(void) {
 
 static void put_payload(void) {
     shms_piece all = {0, sizeof extra, (uint64_t)(uintptr_t)extra};
-    CHECK_EQ(SHMS_OK, shms_batch_put(w, &b, "p", 1, "m", 1, NULL, 0, sizeof extra, &all, 1, 0, 0, 0));
+    CHECK_EQ(SHMS_OK, verb_put(w, "p", 1, "m", 1, sizeof extra, &all, 1, b.ref));
 }
 static int64_t compare_payload(void) {
     shms_piece all = {0, sizeof extra, (uint64_t)(uintptr_t)extra};

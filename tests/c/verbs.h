@@ -22,8 +22,14 @@ static inline int verb_kept(shms_batch *b, int rc, uint8_t *out) {
 static inline int verb_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                            uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
     shms_batch b = {0};
-    return verb_kept(
-        &b, shms_batch_put(w, &b, key, key_len, meta, meta_len, NULL, 0, payload_size, pieces, n_pieces, 0, 0, 0), out);
+    shms_put put = {.key = key,
+                    .key_len = key_len,
+                    .meta = meta,
+                    .meta_len = meta_len,
+                    .payload_size = payload_size,
+                    .pieces = pieces,
+                    .n_pieces = n_pieces};
+    return verb_kept(&b, shms_batch_put(w, &b, &put), out);
 }
 
 /* With all options of a put; `why` may be NULL. */
@@ -31,8 +37,9 @@ static inline int verb_begin_of(shms_writer *w, const char *key, uint32_t key_le
                                 uint64_t payload_size, uint32_t kind, bool leased, shms_ticket *out,
                                 shms_refusal *why) {
     shms_batch b = {0};
-    int rc =
-        verb_kept(&b, shms_batch_begin(w, &b, key, key_len, meta, meta_len, NULL, 0, payload_size, kind, leased), NULL);
+    shms_put options = {.kind = kind, .unleased = !leased};
+    int rc = shms_batch_put_lent(w, &b, &options, key, key_len, meta, meta_len, NULL, 0, payload_size, NULL, 0);
+    verb_kept(&b, rc, NULL);
     if (rc == SHMS_OK)
         *out = b.ticket;
     else if (why)
@@ -62,7 +69,7 @@ static inline int verb_copy(shms_writer *w, const shms_ticket *t, const shms_pie
 }
 static inline int verb_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_batch b = verb_begun(w, t);
-    return verb_kept(&b, shms_batch_commit(w, &b, 0, 0), out);
+    return verb_kept(&b, shms_batch_commit(w, &b), out);
 }
 /* SHMS_EINVAL: the ticket has ended. */
 static inline int verb_abort(shms_writer *w, const shms_ticket *t) {

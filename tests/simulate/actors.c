@@ -91,25 +91,36 @@ static void hand_out(actor *me, shms_writer *w, const char *key, bool put) {
     uint64_t lives[RANKS], began = now, mark = 0, which = (uint64_t)(*key - 'a');
     stored before = me->own[which];
     bool leased = true, held = one_of(16) == 0;
-    shms_batch b = {.unless_stored = put && one_of(4) == 0};
+    shms_batch b = {0};
     int rc;
     for (int r = 0; r < RANKS; r++)
         lives[r] = actors[WRITERS + r].life;
     if (put) {
         mark = (serial++ * SIZES + 1 + one_of(6)) * KEYS + which;
         char value[SIZES * LARGEST_UNIT];
-        uint32_t kind = one_of(2) ? me->kind : 0, extra = extra_len_of(mark), unless = (uint32_t)b.unless_stored;
         bool unfinished = me->put[which].id;
         for (uint64_t i = 0; i < SIZES * unit; i++)
             value[i] = byte_of(mark, i);
         leased = one_of(2);
-        rc = shms_batch_begin(w, &b, key, 1, value, meta_len_of(mark), value, extra, size_of(mark), kind, leased);
+        shms_put new = {.key = key,
+                        .key_len = 1,
+                        .meta = value,
+                        .meta_len = meta_len_of(mark),
+                        .extra = value,
+                        .extra_len = extra_len_of(mark),
+                        .payload_size = size_of(mark),
+                        .kind = one_of(2) ? me->kind : 0,
+                        .group = group,
+                        .hold = held,
+                        .unleased = !leased,
+                        .unless_stored = one_of(4) == 0};
+        rc = shms_batch_begin(w, &b, &new);
         me->counters.refusals += shms_is_refusal(rc);
         counted.refused += shms_is_refusal(rc);
         if (rc == SHMS_ETOOLARGE)
-            MUST("larger than the quota", true, kind && quota);
+            MUST("larger than the quota", true, new.kind && quota);
         else if (rc == SHMS_EEXISTS)
-            MUST("already there", true, unless || before.id || unfinished);
+            MUST("already there", true, new.unless_stored || before.id || unfinished);
         else if (!shms_is_refusal(rc))
             MUST("put", SHMS_OK, rc);
         if (rc == SHMS_OK) {
@@ -125,7 +136,7 @@ static void hand_out(actor *me, shms_writer *w, const char *key, bool put) {
                 me->put[which].id = 0;
                 rc = SHMS_ENOTFOUND;
             } else
-                MUST("commit", SHMS_OK, rc = shms_batch_commit(w, &b, group, held));
+                MUST("commit", SHMS_OK, rc = shms_batch_commit(w, &b));
         }
     } else {
         rc = shms_batch_hit(w, &b, key, 1, group, held);
