@@ -16,8 +16,8 @@ from tests.multimodal.helpers import shm_sender, three_tensors, update
 from tests.scheduler.helpers import config
 
 
-def calls_of(path: Callable[[], Any]) -> int:
-    """Return how many calls the second run of `path` makes, and itself."""
+def calls_of(path: Callable[[], Any], *kinds: str) -> int:
+    """Return how many calls the second run of `path` makes, and itself; with "call" only frames of Python."""
     path()
     calls: Counter[str] = Counter()
     gc.disable()  # finalizers would be counted
@@ -27,7 +27,8 @@ def calls_of(path: Callable[[], Any]) -> int:
     finally:
         sys.setprofile(None)
         gc.enable()
-    return calls["call"] + calls["c_call"] - 1  # the last is setprofile itself
+    calls["c_call"] -= 1  # the last is setprofile itself
+    return sum(calls[kind] for kind in kinds or ("call", "c_call"))
 
 
 @pytest.mark.parametrize(("value", "most"), [(7, 13), (torch.ones(16), 14)], ids=["scalar", "tensor"])
@@ -36,6 +37,13 @@ def test_a_get_makes_no_more_calls(value: Any, most: int) -> None:
         ref = writer.put("a", value)
         with ObjectStoreReader.attach(writer.handle, rank=0) as reader:
             assert calls_of(lambda: reader.get(ref)) <= most
+
+
+@pytest.mark.parametrize(("value", "most"), [(7, 26), (torch.ones(16), 22)], ids=["scalar", "tensor"])
+def test_a_put_makes_no_more_calls(value: Any, most: int) -> None:
+    keys = iter("ab")
+    with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        assert calls_of(lambda: writer.put(next(keys), value)) <= most
 
 
 @pytest.mark.parametrize("events", [False, True])
@@ -58,3 +66,9 @@ def test_more_containers_in_a_value_take_no_more_calls() -> None:
         with ObjectStoreReader.attach(writer.handle, rank=0) as reader:
             few, many = (calls_of(lambda ref=ref: reader.get(ref)) for ref in refs)  # type: ignore[misc]
     assert few == many < 80
+
+
+def test_a_sender_s_miss_makes_no_more_frames() -> None:
+    hashes, new = iter("ab"), (three_tensors(1024), [update("a")])
+    with shm_sender(MultiModalCacheConfig(cache_type="shm", world_size=1, ipc_cache_gb=0.01)) as sender:
+        assert calls_of(lambda: sender.get_and_update_item(new, next(hashes)), "call") <= 26

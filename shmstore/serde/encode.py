@@ -29,6 +29,7 @@ from shmstore.serde.wire import (
     collides,
 )
 
+new = tuple.__new__  # half the cost of the generated __new__ of a NamedTuple
 _addressof = ctypes.addressof
 _from_buffer = ctypes.c_char.from_buffer
 
@@ -287,11 +288,30 @@ def encode_tree(value: Any, *, template: bool = False) -> Encoded:
     except _RefusedError as refusal:
         path = "value" + "".join(reversed(refusal.parts))
         raise UnsupportedValueError(f"{cut(path)}: {refusal.reason}", path=path) from None
-    meta = packer.bytes()
+    return new(Encoded, (_meta_of(packer), walk.end, walk.spans, walk.fills, walk.keep))
+
+
+def _meta_of(packer: msgpack.Packer) -> bytes:
+    """Return what the packer has packed, and keep it for the next one."""
+    meta: bytes = packer.bytes()
     if len(meta) <= _KEPT_PACKER_BYTES:
         packer.reset()
         _PACKERS.append(packer)
-    return Encoded(meta, walk.end, walk.spans, walk.fills, walk.keep)
+    return meta
+
+
+def pack_rows(rows: list[list[Any]]) -> bytes | None:
+    """Return the meta that `encode_tree` makes of these rows, or None if a column is no scalar and no list of scalars.
+
+    msgpack's C code packs them alone, which takes a quarter of the time of a walk.
+    """
+    for row in rows:
+        for value in row:
+            if type(value) not in ATOMS and not (type(value) is list and ATOMS.issuperset(map(type, value))):
+                return None
+    packer = _PACKERS.pop() if _PACKERS else _make_packer()
+    packer.pack(rows)
+    return _meta_of(packer)
 
 
 def fill_leaf(dst: Any, source: Any) -> None:

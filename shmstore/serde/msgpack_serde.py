@@ -7,7 +7,7 @@ import numpy as np
 from shmstore.errors import CorruptStoreError
 from shmstore.serde import tensors
 from shmstore.serde.decode import Mode, Plan, make_plan
-from shmstore.serde.encode import array_address, encode_tree, fill_leaf
+from shmstore.serde.encode import array_address, encode_tree, fill_leaf, new
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.registry import BY_CLASS
 
@@ -25,7 +25,6 @@ _VIEW_PLANS = _PLANS["view"]
 _FLAT_LEAVES = 16
 
 _ndarray = np.ndarray
-_new = tuple.__new__  # half the cost of the generated __new__ of a NamedTuple
 
 
 def _remember(cache: dict[Any, Any], key: Any, entry: Any) -> None:
@@ -80,7 +79,7 @@ class MsgpackSerde:
                     meta, nbytes = _ONE_TENSOR[value.dtype, value.shape]
                     address = value.data_ptr()
                     if address:
-                        return _new(Encoded, (meta, nbytes, ((0, nbytes, address),), (), value))
+                        return new(Encoded, (meta, nbytes, ((0, nbytes, address),), (), value))
             except (KeyError, RuntimeError):
                 pass
             encoded = encode_tree(value)
@@ -93,7 +92,7 @@ class MsgpackSerde:
             entry = _ONE_ARRAY.get((value.dtype, value.shape))
             if entry is not None:
                 meta, nbytes = entry
-                return _new(Encoded, (meta, nbytes, ((0, nbytes, array_address(value)),), (), value))
+                return new(Encoded, (meta, nbytes, ((0, nbytes, array_address(value)),), (), value))
             encoded = encode_tree(value)
             if encoded.spans and value.dtype.kind != "V":  # as in `_wire_of`
                 _remember(_ONE_ARRAY, (value.dtype, value.shape), (encoded.meta, encoded.nbytes))
@@ -143,7 +142,7 @@ class MsgpackSerde:
         if entry is not None:
             meta, nbytes, places = entry
             spans = [(offset, size, address) for (offset, size), address in zip(places, addresses, strict=True)]
-            return _new(Encoded, (meta, nbytes, spans, (), leaves))
+            return new(Encoded, (meta, nbytes, spans, (), leaves))
         encoded = encode_tree(value)
         # Another thread may have changed the dict after the signature was made.
         if len(encoded.meta) <= _CACHED_META_BYTES and [span[2] for span in encoded.spans] == addresses:

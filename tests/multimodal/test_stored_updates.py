@@ -22,8 +22,9 @@ from shmstore.inspect.inspector import StoreInspector
 from shmstore.multimodal import CacheTypes, ResolvedPromptUpdate, ShmObjectStoreSenderCache
 from shmstore.multimodal.caches import stored_updates
 from shmstore.multimodal.values.types import MULTIMODAL
-from shmstore.multimodal.values.updates import _MAX_REPEATED, decode_updates, encode_updates
+from shmstore.multimodal.values.updates import _MAX_REPEATED, decode_updates, encode_updates, shortened
 from shmstore.scheduler.events import KVCacheEvent, KVEventBatch
+from shmstore.serde.encode import encode_tree
 from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import in_child, raises, store_name
 
@@ -89,7 +90,9 @@ def test_data_comes_back_as_it_was(content: Any) -> None:
         ResolvedPromptUpdate("v", 0, "insert", 1, content),
     ]
     packed = encode_updates(updates)
+    rows = [[each.modality, each.item_idx, each.mode, each.target, *shortened(each.content)] for each in updates]
     assert packed is not None
+    assert encode_tree(rows).meta == packed
     assert updates == decode_updates(packed)
     assert repr(updates) == repr(decode_updates(packed))
 

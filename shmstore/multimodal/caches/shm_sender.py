@@ -235,11 +235,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     absent.add(mm_hash)
                 outputs.append(output)
             if None in outputs:
-                pairs = zip(reversed(mm_hashes), reversed(mm_items), strict=True)  # of a repetition the first counts
-                given = {mm_hash: mm_item for mm_hash, mm_item in pairs if mm_item is not None}
-                missing = [h for h, output in zip(mm_hashes, outputs, strict=True) if output is None and h not in given]
-                if missing:  # gone since it was looked for, or without a lease entry
-                    raise CacheMissError(dict.fromkeys(missing))
+                given: dict[str, Any] = {}
+                for mm_hash, mm_item in zip(mm_hashes, mm_items, strict=True):
+                    if mm_item is not None:
+                        given.setdefault(mm_hash, mm_item)
+                if not absent <= given.keys():  # gone since it was looked for, or without a lease entry
+                    raise CacheMissError(dict.fromkeys(h for h in mm_hashes if h in absent and h not in given))
                 if self.tier is not None:
                     for mm_hash in given:
                         self.tier.wait(mm_hash)
@@ -351,9 +352,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             missed.append(ObjectNotFoundError)
             return self.types.alone(mm_item)
         missed.append(None)
-        if extra:  # else another host could not use it
+        if extra:
+            self._updates.keep_decoded(ref, kept)
             stored.append(mm_hash)
-        self._updates.record(ref, mm_hash, kept, beside=not extra)
+        else:  # another host could not use it
+            self._updates.keep_beside(ref, mm_hash, kept)
         return ref, updates
 
     def _kind_of(self, item: ItemT, updates: UpdatesT) -> int:

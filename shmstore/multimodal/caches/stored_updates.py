@@ -27,7 +27,7 @@ _WITH_UPDATES = 2
 
 
 class StoredUpdates(Generic[ItemT, UpdatesT]):
-    """Finds the updates of a stored object; only one thread at a time may call `record`."""
+    """Finds the updates of a stored object; only one thread at a time may call `keep_beside`."""
 
     def __init__(self, types: CacheTypes[ItemT, UpdatesT], writer: ObjectStoreWriter) -> None:
         self._types = types
@@ -73,7 +73,7 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
         if (kept := self.unpacked(packed, mm_hash)) is UNKNOWN:
             self._writer.delete(mm_hash)
         else:
-            self._keep_decoded(ref, kept)
+            self.keep_decoded(ref, kept)
         return kept
 
     def unpacked(self, packed: bytes, mm_hash: str) -> Any:
@@ -86,7 +86,8 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
             )
             return UNKNOWN
 
-    def _keep_decoded(self, ref: ObjectRef, kept: Any) -> None:
+    def keep_decoded(self, ref: ObjectRef, kept: Any) -> None:
+        """Keep the updates of an object that has them as bytes, too."""
         if len(self._decoded) >= _MAX_DECODED:
             self._decoded.clear()
         self._decoded[ref._packed[_ID]] = kept
@@ -108,11 +109,8 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
             packed = b""
         return self._types.keep_updates(updates), packed
 
-    def record(self, ref: ObjectRef, mm_hash: str, kept: Any, *, beside: bool) -> None:
-        """Keep the updates of an object that has just been stored or, with `beside`, whose updates are not stored."""
-        if not beside:
-            self._keep_decoded(ref, kept)
-            return
+    def keep_beside(self, ref: ObjectRef, mm_hash: str, kept: Any) -> None:
+        """Keep the updates of an object that has just been stored without them."""
         self._beside[mm_hash] = ref.monotonic_id, kept
         if len(self._beside) > self._drop_at:
             for old in list(self._beside):

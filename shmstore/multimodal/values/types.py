@@ -135,7 +135,7 @@ MULTIMODAL: CacheTypes[Any, Any] = CacheTypes(
     give_updates=list,
     encode_updates=encode_updates,
     decode_updates=decode_updates,
-    modality=lambda item, updates: item.modality,
+    modality=lambda item, updates: item._modality,
     own_memory=own_memory,
     same_updates=_say_the_same,
 )

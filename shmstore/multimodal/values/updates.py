@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError
 from shmstore.multimodal.values.items import ResolvedPromptUpdate
 from shmstore.serde.decode import make_plan
-from shmstore.serde.encode import encode_tree
+from shmstore.serde.encode import encode_tree, pack_rows
 from shmstore.serde.wire import ATOMS
 
+_FORM = itemgetter(-2)
 _INTS = -1
 _FEW = 32
 """A list of fewer ints takes no less time as one piece."""
@@ -43,8 +45,10 @@ def decode_updates(packed: bytes) -> list[ResolvedPromptUpdate]:
 
 def pack(rows: list[list[Any]]) -> bytes | None:
     """Return rows that end with what `shortened` has returned as bytes, or None if they are not plain data."""
-    if sum([row[-2] for row in rows]) > _MAX_REPEATED:
+    if sum(map(_FORM, rows)) > _MAX_REPEATED:
         return None
+    if (packed := pack_rows(rows)) is not None:
+        return packed
     try:
         encoded = encode_tree(rows)
     except (NestingError, UnsupportedValueError):
