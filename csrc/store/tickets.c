@@ -95,14 +95,7 @@ static int place(struct shms_writer *w, shms_batch *b, const shms_put *put) {
     shms_index_add(&w->index, hash, slot);
     w->unfinished++;
     w->leased += entry != SHMS_NONE;
-    b->ticket = (shms_ticket){.payload = at + payload_at,
-                              .payload_size = put->payload_size,
-                              .id = id,
-                              .hash = hash,
-                              .slot = slot,
-                              .entry = entry,
-                              .group = put->group,
-                              .hold = put->hold};
+    b->ticket = (shms_ticket){at + payload_at, put->payload_size, id, hash, slot, entry, put->group, put->hold};
     return SHMS_OK;
 }
 
