@@ -64,6 +64,8 @@ ORDERS = [
 WEAK = MODES.index("any-order")
 NO_CODE = re.compile(r"SHMS_STEP|SHMS_LOOK|^\s*\*|^\S|\bfor \(|_Static_assert")
 """Lines that are left as they are. What a `for` counts is changed in its body."""
+WRAPS = dict(re.findall(r"^LINK_(test_\w+) := (\S+)$", (ROOT / "tests/c/Makefile").read_text(), flags=re.M))
+"""Tests that replace a function of the core. That works for objects only, so they are linked anew for each mutant."""
 
 Change = tuple[Path, int, str]
 
@@ -99,10 +101,8 @@ class Tree:
         self.compile(self.sources)
         self.link()
         for source in sorted((self.root / "tests/c").glob("test_*.c")):
-            made = self.root / source.stem
-            core = ["-L", self.root, "-lcore", f"-Wl,-rpath,{self.root}"]
-            include = f"-I{self.root / 'csrc'}"
-            compiled(*FLAGS, include, "-o", made, source, source.parent / "support.c", *core, "-lrt", "-ldl")
+            if source.stem not in WRAPS:
+                self.link_test(source.stem, "-L", self.root, "-lcore", f"-Wl,-rpath,{self.root}")
             start = time.monotonic()
             if how := self.fails(source.stem, longest):
                 print(f"{source.stem} is left out: it {how}", flush=True)
@@ -116,6 +116,12 @@ class Tree:
     def link(self) -> None:
         objects = [source.with_suffix(".o") for source in self.sources]
         compiled("-shared", "-pthread", "-o", self.root / "libcore.so", *objects)
+        for test, wraps in WRAPS.items():
+            self.link_test(test, wraps, *objects)
+
+    def link_test(self, test: str, *core: object) -> None:
+        made, folder, include = self.root / test, self.root / "tests/c", f"-I{self.root / 'csrc'}"
+        compiled(*FLAGS, include, "-o", made, folder / f"{test}.c", folder / "support.c", *core, "-lrt", "-ldl")
 
     @contextlib.contextmanager
     def changed(self, path: Path, number: int, line: str) -> Iterator[None]:
