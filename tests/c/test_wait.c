@@ -8,49 +8,57 @@
 #include "fixture.h"
 
 static shms_word *state; /* of the only object */
-static int deaths;
+static int probes;
 static enum shms_state last_word;
+static void (*at_probe)(void);
 
-static void die_before_the_probe(const char *label) {
+static void count_probes(const char *label) {
     if (strcmp(label, "R2p"))
         return;
-    deaths++;
-    atomic_store(state, last_word);
-    shms_segment_unlock(&w->seg, false);
+    probes++;
+    at_probe();
 }
 
-/* A store with one object of half its size. A reader with an earlier reference finds the object in EVICTING. */
-static shms_view *meet(enum shms_state word) {
+/* A store with one object of half its size, whose lease is over. A reader finds the object in EVICTING. */
+static shms_view *meet(void (*decide)(void)) {
     open_store("wait", (shms_options){.capacity = 1024, .n_readers = 1}, 1);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 1, ref));
     shms_view_release(view_of(readers[0], ref));
     state = &w->seg.slots[0].state;
     CHECK_EQ(SHMS_LIVE, atomic_load(state));
     atomic_store(state, SHMS_EVICTING);
-    deaths = 0;
-    last_word = word;
-    shms_step_hook = die_before_the_probe;
+    probes = 0;
+    at_probe = decide;
+    shms_step_hook = count_probes;
     shms_view *v = view_of(readers[0], ref);
     shms_step_hook = NULL;
-    CHECK_EQ(1, deaths);
+    CHECK(!v || filled(v->payload, 512, 1));
     return v;
 }
 
+static void die(void) {
+    atomic_store(state, last_word);
+    shms_segment_unlock(&w->seg, false);
+}
+
 static void succeed(void) {
+    CHECK_EQ(1, probes);
     w->closed = true; /* it has died */
     shms_writer_free(w);
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
 }
 
 TEST(a_writer_that_finished_and_then_died_leaves_a_stale_reference) {
-    CHECK(!meet(SHMS_FREE) && errno == -SHMS_ESTALE);
+    last_word = SHMS_FREE;
+    CHECK(!meet(die) && errno == -SHMS_ESTALE);
     succeed();
     end();
 }
 
 TEST(an_object_whose_eviction_died_is_whole_and_survives_recovery) {
-    shms_view *v = meet(SHMS_EVICTING);
-    CHECK(v && filled(v->payload, 512, 1));
+    last_word = SHMS_EVICTING;
+    shms_view *v = meet(die);
+    CHECK(v);
     succeed();
     CHECK_EQ(SHMS_EFULL, put_marked(w, "l", 512, 2, ref));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
@@ -59,23 +67,19 @@ TEST(an_object_whose_eviction_died_is_whole_and_survives_recovery) {
     end();
 }
 
-static void decide_at_the_third_turn(const char *label) {
-    if (strcmp(label, "R2p") == 0 && ++deaths == 3)
+static struct rusage before;
+
+static void decide_at_the_third_turn(void) {
+    if (probes == 1)
+        getrusage(RUSAGE_THREAD, &before);
+    if (probes == 3)
         atomic_store(state, SHMS_LIVE);
 }
 
 TEST(a_reader_that_waits_sleeps_so_that_a_writer_of_lower_priority_runs) {
-    struct rusage before, after;
-    open_store("priority", (shms_options){.capacity = 1024, .n_readers = 1}, 1);
-    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 1, ref));
-    state = &w->seg.slots[0].state;
-    atomic_store(state, SHMS_EVICTING);
-    deaths = 0;
-    shms_step_hook = decide_at_the_third_turn;
-    getrusage(RUSAGE_THREAD, &before);
-    shms_view *v = view_of(readers[0], ref);
+    struct rusage after;
+    shms_view *v = meet(decide_at_the_third_turn);
     getrusage(RUSAGE_THREAD, &after);
-    shms_step_hook = NULL;
     CHECK(v && after.ru_nvcsw - before.ru_nvcsw >= 2); /* a yield is none */
     shms_view_release(v);
     end();
@@ -89,23 +93,16 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
     return rc;
 }
 
-static void be_stopped_while_the_owner_decides(const char *label) {
-    if (strcmp(label, "R2p") || deaths++ == 0) /* it first notes when it began to wait */
+static void be_stopped_while_the_owner_decides(void) {
+    if (probes == 1) /* it first notes when it began to wait */
         return;
     stopped_ns += UINT64_C(2000000000);
     atomic_store(state, SHMS_LIVE);
 }
 
 TEST(a_reader_that_was_stopped_for_longer_than_it_waits_looks_once_more) {
-    open_store("late", (shms_options){.capacity = 1024, .n_readers = 1}, 1);
-    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 1, ref));
-    state = &w->seg.slots[0].state;
-    atomic_store(state, SHMS_EVICTING);
-    deaths = 0;
-    shms_step_hook = be_stopped_while_the_owner_decides;
-    shms_view *v = view_of(readers[0], ref);
-    shms_step_hook = NULL;
-    CHECK(v && filled(v->payload, 512, 1));
+    shms_view *v = meet(be_stopped_while_the_owner_decides);
+    CHECK(v);
     shms_view_release(v);
     end();
 }

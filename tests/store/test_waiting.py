@@ -6,18 +6,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from shmstore import (
-    ObjectRef,
-    ObjectStoreReader,
-    ObjectStoreWriter,
-    StoreFullError,
-    StoreHandle,
-)
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreFullError, StoreHandle
 from tests.support import Child, Signal, Stores, alive, raises, random_tensor, span_of, state
 
 CAPACITY = 64 * 1024
@@ -44,20 +37,6 @@ def reserve(writer: ObjectStoreWriter, key: str, **options: Any) -> None:
 
 
 WAYS = pytest.mark.parametrize("way", [put, reserve])
-
-
-@contextmanager
-def meanwhile(function: Callable[[], Any]) -> Iterator[None]:
-    """Run the block, and the function in another thread when the block has waited for some calls."""
-    other = threading.Timer(4 * CALL, function)
-    other.start()
-    try:
-        yield
-    finally:
-        other.join()
-
-
-# ---- readers in other processes
 
 
 def let_go_later(handle: StoreHandle, packed: bytes, by_view: bool, ready: Signal) -> None:
@@ -110,10 +89,9 @@ def test_a_reader_that_is_stopped_does_not_stop_the_clock(
     assert {0: span_of("held", ALL)} == caught.value.held_bytes_by_rank
     assert before == (seen(writer)[0], dataclasses.replace(seen(writer)[1], refusals=0))
     assert 1 == writer.stats().refusals
+    with pytest.raises(StoreFullError, match=r"^(?!.*seconds)"):
+        way(writer, "newer")  # does not wait, though the last one did
     writer.check_valid()
-
-
-# ---- this process
 
 
 @WAYS
@@ -123,28 +101,14 @@ def test_an_interrupt_ends_the_wait_and_leaves_nothing(
     writer, child = holder
     before = seen(writer)
     start = time.monotonic()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        meanwhile(lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)),
-    ):
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(4 * CALL, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
         way(writer, "new", timeout=math.inf)
+    timer.join()
     assert time.monotonic() - start < LONG
     assert before == seen(writer)
     child.kill()
     way(writer, "new")
     writer.check_valid()
-
-
-# ---- what does not wait
-
-
-@WAYS
-def test_a_put_after_one_that_waited_does_not_wait(stores: Stores, way: Callable[..., None]) -> None:
-    writer = stores.create(CAPACITY)
-    held = writer.put("held", ALL)
-    with meanwhile(lambda: writer.cancel(held)):
-        writer.put("new", ALL, timeout=LONG)
-    start = time.monotonic()
-    with pytest.raises(StoreFullError, match=r"^(?!.*seconds)"):
-        way(writer, "newer")
-    assert time.monotonic() - start < LONG / 2
