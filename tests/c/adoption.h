@@ -2,12 +2,11 @@
  * adoption.h - writer A evicts and is succeeded, writer B adopts A's objects, and a rank reads them.
  *
  * A's arena has 16 units of 64 bytes and four objects. Rank 0 has a view of `held` and is promised `owed`; `read` and
- * `cold` may go. Rank 1 never attaches. Three files do three things with that:
+ * `cold` may go. Rank 1 never attaches. Two files do two things with that:
  *
- * 1. test_adoption.c: each whole operation of one runs at each step of the others; also where A is the only writer.
+ * 1. test_adoption.c: each whole operation of one runs at each step of the others.
  * 2. test_adoption_deaths.c: A, B or the rank is a process of its own, which is killed before each of its steps. So is each
  *    successor.
- * 3. test_adoption_noticed.c: A is refused a put. Then someone lets go of an object, and A must notice.
  *
  * Whatever happens: no byte under a view changes, every open promise can be taken, and once nobody holds anything, A
  * can evict everything, B has all its lease entries, and an inspector finds nothing.
@@ -35,13 +34,10 @@ static const char *const keys[OBJECTS] = {"held", "owed", "read", "cold"};
 static const char *name;
 static shms_writer *a, *b; /* NULL: dead */
 static shms_reader *r;     /* rank 0 */
-static shms_reader *second;
-static bool alone; /* there is no B */
 static uint8_t ref[SHMS_REF_SIZE];
 static shms_view *views[64];
 static uint64_t mark_of[64];
 static int n_views;
-static uint32_t half; /* the slot of a half adoption */
 
 /* References that rank 0 may count on. Processes share them. */
 static struct promises {
@@ -135,14 +131,11 @@ static void join_b(void) {
 }
 
 static void setup(void) {
-    half = SHMS_NONE;
-    shms_options o = {
-        .capacity = UNITS * UNIT, .n_readers = 2, .max_objects = SLOTS, .n_writers = alone ? 1 : 2, .n_groups = 2};
+    shms_options o = {.capacity = UNITS * UNIT, .n_readers = 2, .max_objects = SLOTS, .n_writers = 2, .n_groups = 2};
     o.group_sizes[0] = o.group_sizes[1] = 1;
     memset(promises, 0, sizeof *promises);
     CHECK_EQ(SHMS_OK, shms_writer_create(arena_of_a ? &b : &a, name, &o));
-    if (!alone)
-        (arena_of_a ? join_a : join_b)();
+    (arena_of_a ? join_a : join_b)();
     CHECK_EQ(LEASES, a->seg.layout.max_leases);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_retire(a, 1));
@@ -192,26 +185,22 @@ static void settle(void) {
     take_promises();
     release_views();
     shms_reader_free(r);
-    shms_reader_free(second);
-    r = second = NULL;
+    r = NULL;
     if (b) {
         CHECK_EQ(SHMS_OK, shms_writer_valid(b));
         CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
     }
     all_fits(a, "all"); /* nobody holds anything any more */
-    if (!b && !alone)
+    if (!b)
         join_b();
-    if (b) {
-        CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
-        all_fits(a, "again");
-        all_fits(b, "every");
-        shms_reclaim_begin(b);
-        for (uint32_t e = 0; e < LEASES; e++)
-            CHECK(shms_get(&b->leases.table[e].number) == 0 || shms_lease_done(b, e, true));
-    }
+    CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
+    all_fits(a, "again");
+    all_fits(b, "every");
+    shms_reclaim_begin(b);
+    for (uint32_t e = 0; e < LEASES; e++)
+        CHECK(shms_get(&b->leases.table[e].number) == 0 || shms_lease_done(b, e, true));
     nothing_is_found();
-    if (b)
-        end_writer(b);
+    end_writer(b);
     b = NULL;
     end_writer(a);
 }
@@ -257,22 +246,6 @@ static void b_reuses(void) { /* the entry comes into another list, with a lease 
 static void b_hit_and_cancel(void) {
     b_hit(READ);
     b_cancels(READ, 0);
-}
-
-/* Half an adoption: B stands between B2 and B4. */
-static void b_pins(void) {
-    shms_slot seen;
-    half = shms_look_remote(b, shms_key_hash(b, "read", 4), "read", 4, &seen);
-    if (half != SHMS_NONE && !shms_holds_pin(&b->seg, half, shms_get(&seen.id)))
-        half = SHMS_NONE;
-}
-static void b_goes_on(void) {
-    if (half == SHMS_NONE)
-        return;
-    shms_hand_out(b, half, shms_reclaim_lease(b, &(bool){false}), 0, false, ref);
-    shms_holds_unpin(&b->seg, half);
-    promise(B, ref, READ, true);
-    half = SHMS_NONE;
 }
 
 static void b_has(void) { CHECK(shms_writer_has(b, "read", 4) >= 0); }
@@ -411,34 +384,6 @@ static void a_recover(void) {
     join_a();
     a_evict();
 }
-static void a_full(void) { /* refused, unless everything has just been released */
-    int rc = put(a, "huge", 15, 8, NULL);
-    CHECK(rc == SHMS_EFULL || (rc == SHMS_OK && !views[HELD] && !promises->at[OWED].open));
-}
-static void a_cancel(void) {
-    int rc = shms_writer_cancel(a, promises->at[OWED].ref);
-    /* a lease that all ranks have acknowledged is open until the writer checks it */
-    CHECK(rc == 1 || (rc == 0 && !promises->at[OWED].open));
-    promises->at[OWED].open = false;
-    a_evict();
-}
-static void a_delete_all(void) {
-    CHECK_EQ(1, shms_writer_delete(a, "held", 4));
-    a_delete();
-}
-static void a_hand_out(void) {
-    uint8_t again[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, verb_hit(a, "held", 4, again));
-    a_evict();
-    CHECK(shms_writer_cancel(a, again) >= 0); /* 0: rank 0 was replaced, and the search has closed the lease */
-}
-static void a_abort(void) {
-    shms_ticket t;
-    if (verb_begin(a, "t", 1, NULL, 0, 6 * UNIT, &t) == SHMS_OK) {
-        memset(t.payload, 0xee, 6 * UNIT);
-        CHECK_EQ(SHMS_OK, verb_abort(a, &t));
-    }
-}
 
 /* ---- what rank 0 does ---- */
 
@@ -447,7 +392,7 @@ static bool late_runs;
 static const struct promise *late_of;
 static shms_view *late_view;
 static _Atomic int late_done;
-static uint64_t late_acquires, refused_acquires;
+static uint64_t late_acquires;
 
 static void *acquire_late(void *unused) {
     late_view = view_of(r, late_of->ref);
@@ -477,7 +422,6 @@ static void acquire(struct promise *p) {
     CHECK(v || !p->open);
     if (v)
         keep(v, p->mark);
-    refused_acquires += !v;
     p->open = false;
 }
 static void join_late(void) {
@@ -493,27 +437,6 @@ static void join_late(void) {
     promises->at[late_of - promises->at].open = false;
 }
 static void r_acquire(void) { acquire(last_of_b(READ, 0)); }
-static void r_acquire_owed(void) { acquire(&promises->at[OWED]); }
-static void r_acquire_read(void) { acquire(&promises->at[READ]); }
-static void r_acquire_cold(void) { acquire(&promises->at[COLD]); }
-static void r_acquire_held(void) { acquire(&promises->at[HELD]); }
-static void r_release_owed(void) {
-    struct promise *p = &promises->at[OWED];
-    bool was = p->open;
-    int rc = shms_reader_release(r, p->ref);
-    CHECK(rc == was || rc == p->open); /* may have been cancelled in between */
-    p->open = false;
-}
-static void r_release_read(void) { CHECK_EQ(0, shms_reader_release(r, promises->at[READ].ref)); }
-static void r_view_release(void) {
-    shms_view_release(views[HELD]);
-    views[HELD] = NULL;
-}
-static void r_attach_another(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 1, NULL)); }
-static void r_close_all(void) { /* with a live view: the rank's lock stays, the promises end */
-    CHECK_EQ(SHMS_OK, shms_reader_close(r));
-    all_promises_end();
-}
 static void r_release(void) {
     struct promise *p = last_of_b(READ, 0);
     CHECK(shms_reader_release(r, p->ref) >= 0);
@@ -526,7 +449,6 @@ static void release_new(void (*acquires)(void)) {
         shms_view_release(views[--n_views]);
 }
 static void r_acquire_and_release(void) { release_new(r_acquire); }
-static void r_acquire_and_release_owed(void) { release_new(r_acquire_owed); }
 static void b_was_read(void) { /* A may evict it, and the reference is good as long as A does not */
     b_hit(READ);
     CHECK_EQ(1, shms_writer_assign_group(b, last_of_b(READ, 0)->ref, 1));
@@ -541,53 +463,29 @@ static void r_replace(void) {
 
 /* ---- whole operations at each step ---- */
 
-static uint64_t at_step[2], step;
-static void (*intruders[2])(void);
-static bool busy; /* no nested operation */
+static uint64_t at_step, step;
+static void (*intruder)(void);
 
 static void intrude(const char *label) {
     (void)label;
-    if (busy)
+    if (++step != at_step)
         return;
-    step++;
-    for (int i = 0; i < 2; i++)
-        if (step == at_step[i]) {
-            busy = true;
-            intruders[i]();
-            views_are_whole();
-            busy = false;
-        }
+    shms_step_hook = NULL; /* no nested operation */
+    intruder();
+    views_are_whole();
+    shms_step_hook = intrude;
 }
 
-/* Runs `whole` with `other` at step i and, if there is one, `then` at step j. */
-static void interrupt(void (*whole)(void), void (*other)(void), uint64_t i, void (*then)(void), uint64_t j) {
+/* Runs `whole` with `other` at step i. */
+static void interrupt(void (*whole)(void), void (*other)(void), uint64_t i) {
     step = 0;
-    at_step[0] = i;
-    at_step[1] = j;
-    intruders[0] = other;
-    intruders[1] = then;
+    at_step = i;
+    intruder = other;
     shms_step_hook = intrude;
     whole();
     shms_step_hook = NULL;
 }
 
-/* The same from the state that `before` makes, and what must hold afterwards.
- * Returns how many steps it had. */
-static uint64_t run(void (*before)(void), void (*whole)(void), void (*other)(void), uint64_t i, void (*then)(void),
-                    uint64_t j) {
-    setup();
-    if (before)
-        before();
-    interrupt(whole, other, i, then, j);
-    join_late();
-    join_heir();
-    b_goes_on();
-    uint64_t steps = step;
-    settle();
-    return steps;
-}
-
-/* The same from a state in which rank 0 has died. */
 static void rank_0_dies(void) {
     release_views();
     shms_reader_free(r);
@@ -608,11 +506,19 @@ static void a_awaits_dead_rank(void) { /* so it asks whether the rank is gone */
         CHECK_EQ(SHMS_OK, verb_hit(a, keys[i], 4, ref));
 }
 
+/* From the state that `before` makes, `other` runs at each step of `whole`. Returns how many steps that has. */
 static uint64_t interleave(void (*before)(void), void (*whole)(void), void (*other)(void)) {
-    uint64_t i = 1;
-    while (run(before, whole, other, i, NULL, 0) >= i)
-        i += EACH_RUN;
-    return i - 1;
+    for (uint64_t i = 1;; i += EACH_RUN) {
+        setup();
+        if (before)
+            before();
+        interrupt(whole, other, i);
+        join_late();
+        join_heir();
+        settle();
+        if (step < i)
+            return i - 1;
+    }
 }
 
 /* What a file's tests begin with. */

@@ -187,4 +187,29 @@ TEST(no_promise_is_broken_at_whatever_step_one_is_killed) {
     open_world("deaths");
     for (arena_of_a = 1; arena_of_a >= 0; arena_of_a--)
         deaths();
+    arena_of_a = 0;
+}
+
+static void a_has_room_at_v1(const char *label) {
+    if (strcmp(label, "V1"))
+        return;
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_OK, put(a, "wanted", 3, 8, NULL));
+}
+
+/* A successor of B settles its own arena, and may prefault it, which takes long. */
+TEST(what_the_dead_held_is_over_before_anything_slow) {
+    setup();
+    CHECK_EQ(SHMS_OK, verb_hit_of(a, "cold", 4, 0, true, ref));
+    b_hit(READ);
+    shms_ticket ticket;
+    CHECK_EQ(SHMS_OK, verb_reserve(b, "open", 4, NULL, 0, UNIT, &ticket));
+    CHECK_EQ(SHMS_EFULL, put(a, "wanted", 3, 8, NULL));
+    b_dies();
+    shms_step_hook = a_has_room_at_v1;
+    join_b();
+    CHECK(!shms_step_hook);
+    all_promises_end();
+    CHECK(shms_writer_cancel_all(a) >= 0);
+    settle();
 }

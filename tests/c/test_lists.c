@@ -40,13 +40,34 @@ static void count(const char *label) {
     reads[2] += strcmp(label, "holds") == 0;
 }
 
-/* A puts what only fits if everything else goes. Counts the steps of its walks. */
-static int put_all(void) {
+/* A puts what only fits if everything else goes. The hook counts the steps of its walks. */
+static int put_all_with(void (*hook)(const char *label)) {
     memset(reads, 0, sizeof reads);
-    shms_step_hook = count;
+    shms_step_hook = hook;
     int rc = put_marked(w[A], "all", w[A]->seg.layout.capacity - SHMS_ALIGN, 9, NULL);
     shms_step_hook = NULL;
     return rc;
+}
+static int put_all(void) { return put_all_with(count); }
+
+static int64_t inspect(void (*hook)(const char *label)) {
+    shms_finding found[4];
+    shms_inspector *i;
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.path, SHMS_OWN_UID));
+    shms_step_hook = hook;
+    int64_t n = shms_inspector_verify(i, found, 4);
+    shms_step_hook = NULL;
+    shms_inspector_free(i);
+    return n;
+}
+
+/* A has `n` objects, k0 and so on, each leased if there is a `ref`. No rank awaits what B hands out. */
+static void begin(uint32_t n, uint32_t n_ranks, uint8_t *ref) {
+    setup(512 * 128, 512, n_ranks);
+    for (uint32_t i = 0; i < n; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w[A], key_of("k", i), 1, i, ref));
+    for (uint32_t r = 0; !ref && r < n_ranks; r++)
+        CHECK_EQ(SHMS_OK, shms_writer_retire(w[B], r));
 }
 
 /* ---- a list without an end ---- */
@@ -75,24 +96,14 @@ static void the_dead_hold_nothing(void) {
 
 static void a_circle_of_leases_costs_a_few_times_its_length(uint32_t tail, uint32_t length) {
     enum { N = 512 };
-    setup(N * 128, N, 2);
-    for (uint32_t i = 0; i < N; i++)
-        CHECK_EQ(SHMS_OK, put_marked(w[A], (char[]){(char)('a' + i / 26), (char)('a' + i % 26), 0}, 1, i, NULL));
-    for (uint32_t r = 0; r < 2; r++)
-        CHECK_EQ(SHMS_OK, shms_writer_retire(w[B], r));
+    begin(N, 2, NULL);
     uint32_t lists = w[B]->leases.n_entries / (tail + length);
     for (uint32_t s = 0; s < lists; s++)
         plant(s, s * (tail + length), tail, length);
     CHECK_EQ(SHMS_EFULL, put_all()); /* B lives, so what cannot be read counts as held */
     uint64_t looks = reads[0] / (N * (WRITERS - 1)) + 1;
     CHECK(reads[1] >= lists && reads[1] <= 4 * looks * lists * (tail + length));
-    shms_finding found[4];
-    shms_inspector *i;
-    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.path, SHMS_OWN_UID));
-    shms_step_hook = count;
-    CHECK(shms_inspector_verify(i, found, 4) >= 1);
-    shms_step_hook = NULL;
-    shms_inspector_free(i);
+    CHECK(inspect(count) >= 1);
     CHECK(reads[2] >= lists && reads[2] <= SHMS_VERIFY_PASSES * 4 * lists * (tail + length));
     the_dead_hold_nothing();
 }
@@ -116,56 +127,26 @@ static void evade(const char *label) {
 }
 
 TEST(a_walk_has_at_most_as_many_steps_as_there_are_entries) {
-    setup(512 * 128, 512, 2);
-    CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
-    for (uint32_t r = 0; r < 2; r++)
-        CHECK_EQ(SHMS_OK, shms_writer_retire(w[B], r));
-    plant(0, 0, 0, w[B]->leases.n_entries);
-    reads[0] = reads[1] = 0;
-    shms_step_hook = evade;
-    CHECK_EQ(SHMS_EFULL, put_marked(w[A], "all", w[A]->seg.layout.capacity - SHMS_ALIGN, 9, NULL));
-    shms_step_hook = NULL;
-    CHECK(reads[1] >= w[B]->leases.n_entries && reads[1] <= reads[0] * w[B]->leases.n_entries);
-    shms_finding found[4];
-    shms_inspector *i;
-    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.path, SHMS_OWN_UID));
-    plant(0, 0, 0, w[B]->leases.n_entries);
+    begin(1, 2, NULL);
+    uint32_t n = w[B]->leases.n_entries;
+    plant(0, 0, 0, n);
+    CHECK_EQ(SHMS_EFULL, put_all_with(evade));
+    CHECK(reads[1] >= n && reads[1] <= reads[0] * n);
+    plant(0, 0, 0, n);
     evaded = mark = 0;
-    shms_step_hook = evade;
-    CHECK(shms_inspector_verify(i, found, 4) >= 0);
-    shms_step_hook = NULL;
-    shms_inspector_free(i);
-    CHECK(reads[2] >= w[B]->leases.n_entries && reads[2] <= SHMS_VERIFY_PASSES * (w[B]->leases.n_entries + 1));
+    CHECK(inspect(evade) >= 0);
+    CHECK(reads[2] >= n && reads[2] <= SHMS_VERIFY_PASSES * (n + 1));
     the_dead_hold_nothing();
 }
 
 TEST(a_list_that_begins_outside_of_the_table_counts_as_held) {
-    setup(512 * 128, 512, 2);
-    CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
+    begin(1, 2, NULL);
     atomic_store(&shms_segment_holds(&w[B]->seg, B)[0].first, INT32_MAX);
     CHECK_EQ(SHMS_EFULL, put_all());
     the_dead_hold_nothing();
 }
 
 /* ---- leases that are over ---- */
-
-static uint32_t first_of_b(void) { return atomic_load(&shms_segment_holds(&w[B]->seg, B)[0].first) - 1; }
-
-/* Cancels a lease, anywhere in the list. What B looks at next stays the same, or if it was this one, is the one after. */
-static void cancel(const uint8_t *packed, bool next) {
-    shms_leases *l = &w[B]->leases;
-    shms_ref ref;
-    shms_ref_unpack(&ref, packed);
-    uint32_t entry = ref.entry - B * l->n_entries, at = SHMS_NONE, after = l->next[entry];
-    bool open = shms_get(&l->table[entry].number) == ref.lease;
-    if (open && next)
-        l->prev[first_of_b()] = entry;
-    if (open)
-        at = l->prev[first_of_b()];
-    CHECK_EQ(open, shms_writer_cancel(w[B], packed));
-    if (open && first_of_b() != SHMS_NONE)
-        CHECK_EQ(at == entry ? after : at, l->prev[first_of_b()]);
-}
 
 /* B leases A's object 2,000 times. `stuck` of these, the first or every 8th, are never read; of the others each is read
  * once `late` more have been opened. With `dead`, rank 1 has died, so that no lease is over before its lock was probed. */
@@ -199,8 +180,8 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
         CHECK_EQ(SHMS_EFULL, put_all());
         looked_at = (uint32_t)reads[1];
     }
-    for (uint32_t i = 0; i < TIMES; i++)
-        cancel(refs[(i * 7 + 3) % TIMES], i % 3 == 0);
+    for (uint32_t i = 0; i < TIMES; i++) /* anywhere in the list; some have ended */
+        CHECK(shms_writer_cancel(w[B], refs[(i * 7 + 3) % TIMES]) >= 0);
     CHECK_EQ(w[B]->leases.n_entries, w[B]->leases.n_free);
     CHECK_EQ(SHMS_OK, put_all());
     CHECK(looked_at <= 3 * most);
@@ -212,9 +193,7 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
 TEST(who_holds_what_takes_one_walk_of_each_list_for_any_number_of_ranks) {
     enum { N = 512 };
     uint8_t ref[SHMS_REF_SIZE];
-    setup(N * 128, N, RANKS);
-    for (uint32_t i = 0; i < N - 1; i++)
-        CHECK_EQ(SHMS_OK, put_marked(w[A], (char[]){(char)('a' + i / 26), (char)('a' + i % 26), 0}, 1, i, ref));
+    begin(N - 1, RANKS, ref);
     CHECK_EQ(SHMS_EFULL, put_all());
     CHECK_EQ(0, reads[0]); /* a lease of its own is enough */
     shms_refusal why = {0};
