@@ -195,36 +195,3 @@ void rank_dies(const char *name, uint32_t rank) {
     }
     reap_killed(child);
 }
-
-static shms_writer *asked;
-static pthread_t asker;
-static _Atomic bool asking;
-static uint32_t last_handovers;
-uint32_t yields;
-bool fresh;
-
-static void *ask(void *unused) {
-    while (asking)
-        CHECK(shms_writer_count(asked) >= 0);
-    return unused;
-}
-
-void start_asking(shms_writer *w) {
-    asked = w;
-    asking = true;
-    yields = 0;
-    CHECK_EQ(0, pthread_create(&asker, NULL, ask, NULL));
-}
-
-void stop_asking(void) {
-    asking = false;
-    CHECK_EQ(0, pthread_join(asker, NULL));
-}
-
-void count_yields(const char *label) {
-    if (strcmp(label, "W1a"))
-        return;
-    yields += !fresh && asked->handovers != last_handovers;
-    last_handovers = asked->handovers;
-    fresh = false;
-}

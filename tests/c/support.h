@@ -90,12 +90,4 @@ bool killed_at(uint64_t number, void (*script)(void));
 /* A process attaches as the rank, and is killed. */
 void rank_dies(const char *name, uint32_t rank);
 
-/* Another thread asks for the writer's mutex all the time, until stop_asking. */
-void start_asking(shms_writer *w);
-void stop_asking(void);
-/* A hook that counts how often it got the mutex between two steps W1a of one search; `fresh`: a new one begins. */
-void count_yields(const char *label);
-extern uint32_t yields;
-extern bool fresh;
-
 #endif

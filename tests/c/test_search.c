@@ -1,5 +1,5 @@
 /*
- * test_search.c - where objects are placed, and how the search yields the mutex to other threads.
+ * test_search.c - where objects are placed, and what the search does under the mutex.
  */
 #include <pthread.h>
 
@@ -270,54 +270,6 @@ TEST(the_copy_of_metadata_does_not_hold_the_mutex) {
     shms_view *v = view_of(readers[0], ref);
     CHECK(v && v->meta_len == sizeof meta && !memcmp(v->meta, meta, sizeof meta));
     shms_view_release(v);
-    end();
-}
-
-TEST(a_search_yields_to_waiting_threads) {
-    begin(64 * MIB, 60000);
-    for (uint64_t i = 0; i < 50000; i++)
-        CHECK_EQ(SHMS_OK, put_sized("k", i, 1000));
-    start_asking(w);
-    shms_step_hook = count_yields;
-    for (int i = 0; i < 1000 && yields < 50; i++) { /* the other thread may not run for a while */
-        fresh = true;
-        shms_zones_stale_all(&w->zones); /* like after a death */
-        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, 32 * MIB));
-    }
-    shms_step_hook = NULL;
-    CHECK(yields >= 50);
-    stop_asking();
-    end();
-}
-
-/* The same during the eviction of many victims. */
-static uint32_t last_handovers;
-
-static void count_yields_of_an_eviction(const char *label) {
-    if (!strcmp(label, "W4"))
-        last_handovers = w->handovers;
-    if (!strcmp(label, "P1"))
-        yields += w->handovers != last_handovers;
-}
-
-TEST(a_large_eviction_yields_to_waiting_threads) {
-    begin(MIB, 8192);
-    start_asking(w);
-    for (uint64_t i = 0; i < 1000 && yields < 5; i++) {
-        for (uint64_t k = 0; k < 5000; k++) {
-            CHECK_EQ(SHMS_OK, put_sized("k", i << 20 | k, 64));
-            if (k % 2) { /* deleted and held, so it has no key any more */
-                const char *key = key_of("k", (i << 20 | k));
-                CHECK_EQ(1, shms_writer_delete(w, key, (uint32_t)strlen(key)));
-            }
-            CHECK_EQ(1, shms_reader_release(readers[0], ref));
-        }
-        shms_step_hook = count_yields_of_an_eviction;
-        put_and_release("large", i, MIB - 4096);
-        shms_step_hook = NULL;
-    }
-    CHECK(yields >= 5);
-    stop_asking();
     end();
 }
 

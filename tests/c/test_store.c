@@ -6,9 +6,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "support.h"
+#include "fixture.h"
 
-static uint8_t ref[SHMS_REF_SIZE];
+static void begin(uint32_t attached) {
+    open_store("store", (shms_options){.capacity = 4096, .n_readers = 1, .max_objects = 4}, attached);
+}
 
 static shms_writer *make(const char *name, uint64_t capacity, uint32_t n_readers, uint32_t max_objects) {
     shms_options o = {.capacity = capacity, .n_readers = n_readers, .max_objects = max_objects};
@@ -17,7 +19,7 @@ static shms_writer *make(const char *name, uint64_t capacity, uint32_t n_readers
     return w;
 }
 
-static shms_reader *attach(const char *name, uint32_t rank) {
+static shms_reader *attached_to(const char *name, uint32_t rank) {
     shms_reader *r = NULL;
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank, NULL));
     return r;
@@ -59,15 +61,15 @@ TEST(a_store_has_one_writer_and_each_rank_one_reader) {
     shms_writer *w = make(name, 4096, 2, 0);
     CHECK_EQ(SHMS_ESTOREEXISTS, shms_writer_create(&w2, name, &o));
     CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w2, name, NULL));
-    shms_reader *r = attach(name, 0);
+    shms_reader *r = attached_to(name, 0);
     CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&r2, name, 0, NULL));
     CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, 2, NULL));
     CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, SHMS_MAX_READERS, NULL));
     CHECK_EQ(shms_reader_store(r), shms_writer_options(w, &o, (uint64_t[2]){0}));
-    shms_reader *other = attach(name, 1);
+    shms_reader *other = attached_to(name, 1);
     shms_reader_free(other);
     shms_reader_free(r);
-    shms_reader_free(attach(name, 0));
+    shms_reader_free(attached_to(name, 0));
     CHECK_EQ(SHMS_EINVAL, shms_writer_close(w, 2));
     CHECK_EQ(SHMS_EINVAL, shms_writer_close(w, SHMS_AS_IT_WAS - 1));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
@@ -86,7 +88,7 @@ TEST(unlinking_never_removes_a_namesake) {
     CHECK(shm_unlink(path) == 0);
     heir = make(name, 4096, 1, 0);
     end_writer(old);
-    shms_reader_free(attach(name, 0));
+    shms_reader_free(attached_to(name, 0));
     end_writer(heir);
 }
 
@@ -95,7 +97,7 @@ TEST(a_get_returns_what_was_put_and_a_failed_call_changes_nothing) {
     shms_options o = {.capacity = 8192, .max_object_size = 4000, .n_readers = 1, .max_objects = 8};
     shms_writer *w;
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    shms_reader *r = attach(name, 0);
+    shms_reader *r = attached_to(name, 0);
     char bytes[300];
     fill(bytes, sizeof bytes, 3);
     shms_piece pieces[] = {{100, 200, (uintptr_t)bytes + 100}, {0, 100, (uintptr_t)bytes}};
@@ -195,7 +197,7 @@ TEST(an_unfinished_object_is_invisible_until_its_commit) {
 TEST(every_call_on_a_closed_handle_returns_eclosed) {
     const char *name = store_name("closed");
     shms_writer *w = make(name, 4096, 1, 4), *handles[] = {NULL, w};
-    shms_reader *r = attach(name, 0), *readers[] = {NULL, r};
+    shms_reader *r = attached_to(name, 0), *readers[] = {NULL, r};
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
@@ -263,11 +265,9 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
 }
 
 TEST(a_forked_child_can_do_nothing_and_holds_no_lock) {
-    const char *name = store_name("fork");
-    shms_writer *w = make(name, 4096, 1, 4);
-    shms_reader *r = attach(name, 0);
+    begin(1);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
-    shms_view *v = view_of(r, ref);
+    shms_view *v = view_of(readers[0], ref);
     CHECK(v);
     int go[2], ready[2];
     char c;
@@ -279,16 +279,16 @@ TEST(a_forked_child_can_do_nothing_and_holds_no_lock) {
         CHECK_EQ(SHMS_EFORKED, shms_writer_stats(w, &stats));
         CHECK_EQ(SHMS_EFORKED, shms_writer_cancel(w, ref));
         CHECK_EQ(SHMS_EFORKED, shms_writer_close(w, 1));
-        CHECK(view_of(r, ref) == NULL && errno == -SHMS_EFORKED);
-        CHECK_EQ(SHMS_EFORKED, shms_reader_release(r, ref));
-        CHECK_EQ(SHMS_EFORKED, shms_reader_validate(r, ref));
-        CHECK_EQ(SHMS_EFORKED, shms_reader_close(r));
+        CHECK(view_of(readers[0], ref) == NULL && errno == -SHMS_EFORKED);
+        CHECK_EQ(SHMS_EFORKED, shms_reader_release(readers[0], ref));
+        CHECK_EQ(SHMS_EFORKED, shms_reader_validate(readers[0], ref));
+        CHECK_EQ(SHMS_EFORKED, shms_reader_close(readers[0]));
         shms_view_release(v); /* frees only its memory: the pin is the parent's */
         close(go[1]);
         CHECK_EQ(1, write(ready[1], "x", 1));
         CHECK_EQ(0, read(go[0], &c, 1)); /* until the parent has checked, with the mappings that fork copied */
         shms_writer_free(w);
-        shms_reader_free(r);
+        detach(0);
         _exit(0);
     }
     close(go[0]);
@@ -297,18 +297,16 @@ TEST(a_forked_child_can_do_nothing_and_holds_no_lock) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(1, shms_reader_pins(shms_segment_reader(&w->seg, 0))[w->ring.first]);
     shms_view_release(v);
-    shms_reader_free(r);
-    shms_reader_free(attach(name, 0)); /* the child is alive, and has neither lock */
+    detach(0);
+    attach(0); /* the child is alive, and has neither lock */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    shms_writer *w2;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL));
+    succeed();
     close(go[1]);
     CHECK_EQ(0, reap(child));
     close(ready[0]);
     close(ready[1]);
-    CHECK_EQ(1, shms_writer_has(w2, "k", 1)); /* nothing is unlinked, nothing is lost */
-    shms_writer_free(w);
-    end_writer(w2);
+    CHECK_EQ(1, shms_writer_has(w, "k", 1)); /* nothing is unlinked, nothing is lost */
+    end();
 }
 
 static shms_segment *volatile on_a_stack;
@@ -326,8 +324,7 @@ static void *have_a_segment_on_the_stack(void *name) {
 }
 
 TEST(a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have) {
-    const char *name = store_name("stacks");
-    shms_writer *w = make(name, 4096, 1, 4);
+    begin(0);
     pthread_t thread;
     char c;
     CHECK(pipe(opened) == 0 && pipe(forked) == 0);
@@ -338,7 +335,7 @@ TEST(a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have) {
         shms_segment reused; /* the next thread's segment, on the same stack */
         memset(&reused, 0xa5, sizeof reused);
         memcpy(on_a_stack, &reused, sizeof reused);
-        shms_reader_free(attach(name, 0));
+        attach(0);
         CHECK_EQ(0, memcmp(on_a_stack, &reused, sizeof reused));
         pid_t grandchild = fork_child(); /* which walks the list again */
         if (grandchild == 0)
@@ -353,49 +350,43 @@ TEST(a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have) {
         close(opened[i]);
         close(forked[i]);
     }
-    end_writer(w);
+    end();
 }
 
 TEST(a_stale_reference_leaves_no_pin) {
-    const char *name = store_name("stale");
-    shms_writer *w = make(name, 4096, 1, 4);
-    shms_reader *r = attach(name, 0);
+    begin(1);
     for (int again = 0; again < 2; again++) { /* of a slot that is free, then of one that another object has */
         CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
         CHECK_EQ(1, shms_writer_cancel(w, ref));
         CHECK_EQ(1, shms_writer_delete(w, "k", 1));
         if (again)
             CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 2, NULL));
-        CHECK(view_of(r, ref) == NULL && errno == -SHMS_ESTALE);
-        CHECK_EQ(0, shms_reader_validate(r, ref));
-        CHECK_EQ(0, shms_reader_release(r, ref));
+        CHECK(view_of(readers[0], ref) == NULL && errno == -SHMS_ESTALE);
+        CHECK_EQ(0, shms_reader_validate(readers[0], ref));
+        CHECK_EQ(0, shms_reader_release(readers[0], ref));
         for (uint32_t i = 0; i < 4; i++)
             CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
     }
-    shms_reader_free(r);
-    end_writer(w);
+    end();
 }
 
 TEST(views_never_come_to_more_than_the_pins_of_one_object_can_count) {
-    const char *name = store_name("many");
-    shms_writer *w = make(name, 4096, 1, 4);
-    shms_reader *r = attach(name, 0);
+    begin(1);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
-    *shms_reader_live(r) += SHMS_PIN_COUNT / 2;
-    CHECK(view_of(r, ref) == NULL && errno == -SHMS_ENOMEM);
-    --*shms_reader_live(r);
-    shms_view *v = view_of(r, ref);
+    *shms_reader_live(readers[0]) += SHMS_PIN_COUNT / 2;
+    CHECK(view_of(readers[0], ref) == NULL && errno == -SHMS_ENOMEM);
+    --*shms_reader_live(readers[0]);
+    shms_view *v = view_of(readers[0], ref);
     CHECK(v);
     shms_view_release(v);
-    *shms_reader_live(r) -= SHMS_PIN_COUNT / 2 - 1;
-    shms_reader_free(r);
-    end_writer(w);
+    *shms_reader_live(readers[0]) -= SHMS_PIN_COUNT / 2 - 1;
+    end();
 }
 
 TEST(a_key_that_is_none_or_is_there_twice_lets_nobody_take_the_store) {
     for (int twice = 0; twice < 2; twice++) {
-        const char *name = store_name("keys");
-        shms_writer *w = make(name, 4096, 1, 4), *heir;
+        shms_writer *heir;
+        begin(0);
         CHECK_EQ(SHMS_OK, put_marked(w, "a", 10, 1, NULL));
         CHECK_EQ(SHMS_OK, put_marked(w, "b", 10, 1, NULL));
         shms_slot *last = shms_writer_slot(w, w->ring.last);
@@ -417,37 +408,32 @@ static void spoil(const char *label) {
 }
 
 TEST(a_view_has_the_checked_lengths_even_if_the_slot_changes) {
-    const char *name = store_name("spoilt");
-    shms_writer *w = make(name, 4096, 1, 4);
-    shms_reader *r = attach(name, 0);
+    begin(1);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 100, 3, ref));
     spoilt = shms_writer_slot(w, w->ring.first);
     uint64_t length = shms_get(&spoilt->length);
     shms_step_hook = spoil; /* between the check and the view */
-    shms_view *v = view_of(r, ref);
+    shms_view *v = view_of(readers[0], ref);
     shms_step_hook = NULL;
     CHECK(v);
     CHECK_EQ(100, v->payload_size);
-    CHECK(view_of(r, ref) == NULL && errno == -SHMS_ECORRUPT);
+    CHECK(view_of(readers[0], ref) == NULL && errno == -SHMS_ECORRUPT);
     shms_set(&spoilt->length, length);
     shms_add(&spoilt->offset, SHMS_ALIGN); /* the reference has the address, too */
-    CHECK(view_of(r, ref) == NULL && errno == -SHMS_ESTALE);
-    CHECK_EQ(0, shms_reader_validate(r, ref));
+    CHECK(view_of(readers[0], ref) == NULL && errno == -SHMS_ESTALE);
+    CHECK_EQ(0, shms_reader_validate(readers[0], ref));
     shms_add(&spoilt->offset, (uint64_t)-SHMS_ALIGN);
     shms_set(&spoilt->state, SHMS_EVICTING); /* it may stay */
-    CHECK_EQ(1, shms_reader_validate(r, ref));
+    CHECK_EQ(1, shms_reader_validate(readers[0], ref));
     shms_set(&spoilt->state, SHMS_LIVE);
     shms_view_release(v);
-    shms_reader_free(r);
-    end_writer(w);
+    end();
 }
 
-static shms_writer *closing;
 static pthread_t closer;
-static const char *closing_name;
 
 static void *close_it(void *unused) {
-    CHECK_EQ(SHMS_OK, shms_writer_close(closing, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     return unused;
 }
 
@@ -456,25 +442,22 @@ static void close_during_a_survey(const char *label) {
         return;
     shms_writer *heir;
     CHECK(pthread_create(&closer, NULL, close_it, NULL) == 0);
-    while (shms_writer_count(closing) != SHMS_ECLOSED)
+    while (shms_writer_count(w) != SHMS_ECLOSED)
         ;
-    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&heir, closing_name, NULL));
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&heir, name, NULL));
 }
 
 TEST(a_writer_keeps_its_lock_while_bytes_are_being_copied) {
     char byte = 1;
     shms_piece piece = {0, 1, (uintptr_t)&byte};
-    closing_name = store_name("closing");
-    closing = make(closing_name, 4096, 1, 4);
+    begin(0);
     shms_step_hook = close_during_a_survey;
-    CHECK_EQ(SHMS_ECLOSED, verb_put(closing, "k", 1, NULL, 0, 1, &piece, 1, ref));
+    CHECK_EQ(SHMS_ECLOSED, verb_put(w, "k", 1, NULL, 0, 1, &piece, 1, ref));
     shms_step_hook = NULL;
     CHECK(pthread_join(closer, NULL) == 0);
-    shms_writer *heir;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&heir, closing_name, NULL));
-    CHECK_EQ(0, shms_writer_has(heir, "k", 1));
-    shms_writer_free(closing);
-    end_writer(heir);
+    succeed();
+    CHECK_EQ(0, shms_writer_has(w, "k", 1));
+    end();
 }
 
 /* Replaces the C library's function: a kernel that gives up and undoes what takes longer than the time between two
@@ -502,22 +485,20 @@ TEST(a_reservation_ends_under_periodic_signals) {
 
 static void close_before_the_lock(const char *label) {
     if (!strcmp(label, "V0"))
-        CHECK_EQ(SHMS_OK, shms_writer_close(closing, 1));
+        CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
 }
 
 TEST(a_store_that_its_writer_unlinked_meanwhile_is_not_recovered) {
     shms_writer *heir;
-    closing_name = store_name("unlinked");
-    closing = make(closing_name, 4096, 1, 4);
+    begin(0);
     shms_step_hook = close_before_the_lock;
-    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&heir, closing_name, NULL));
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&heir, name, NULL));
     shms_step_hook = NULL;
-    shms_writer_free(closing);
+    shms_writer_free(w);
 }
 
 TEST(a_reader_may_write_only_its_own_table) {
-    const char *name = store_name("rights");
-    shms_writer *w = make(name, 4096, 2, 4);
+    open_store("rights", (shms_options){.capacity = 4096, .n_readers = 2}, 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     for (int what = 0; what < 6; what++) {
         pid_t child = fork_child();
@@ -537,10 +518,8 @@ TEST(a_reader_may_write_only_its_own_table) {
         CHECK_EQ(what < 5 ? 1000 + SIGSEGV : 0, reap(child));
     }
     for (int what = 0; what < 4; what++) {
-        if (what == 2) { /* the same for a successor */
-            shms_writer_free(w);
-            CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        }
+        if (what == 2) /* the same for a successor */
+            succeed();
         pid_t child = fork_child();
         if (child == 0) { /* nor may the writer write a reader's table, or the superblock once it is published */
             signal(SIGSEGV, SIG_DFL);
@@ -549,5 +528,5 @@ TEST(a_reader_may_write_only_its_own_table) {
         }
         CHECK_EQ(1000 + SIGSEGV, reap(child));
     }
-    end_writer(w);
+    end();
 }
