@@ -307,13 +307,6 @@ static void an_unprotect(void) {
     CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
 }
 
-static void the_end_of_a_protection(void) {
-    CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
-    both_release(2);
-    refused();
-    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
-}
-
 static void a_close_even_if_a_view_keeps_the_rank(void) {
     CHECK((passing = view_of(readers[1], refs[5])));
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
@@ -498,7 +491,6 @@ static void (*const ends[])(void) = {a_release,
                                      an_abort,
                                      a_commit_without_a_hand_out,
                                      an_unprotect,
-                                     the_end_of_a_protection,
                                      a_close_even_if_a_view_keeps_the_rank,
                                      the_unpin_of_a_pin_on_another_object,
                                      a_retirement,
