@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PinnedRef,
         ReaderStats,
         Reservation,
+        StoreOptions,
         StoreStats,
     )
 
@@ -43,6 +44,7 @@ __all__ = [
     "ReaderStats",
     "Reservation",
     "StoreHandle",
+    "StoreOptions",
     "StoreStats",
     "TensorSpec",
     "__version__",

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
 
 import pytest
 
@@ -47,6 +47,8 @@ def _signature(function: Callable[..., Any]) -> str:
 def _members(cls: type) -> Iterator[str]:
     """Yield what is not private in a class and in those of ours that it is derived from."""
     fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    if is_typeddict(cls):
+        fields = {*cls.__annotations__}
     for name in sorted({*dir(cls), *fields}):
         home = next((base for base in cls.__mro__ if name in vars(base)), cls)
         if home.__module__.startswith("shmstore") and (name in SPECIAL or not name.startswith("_")):
@@ -66,7 +68,8 @@ def _python() -> Iterator[str]:
             else:
                 listed.add(value)
                 bases = [base.__name__ for base in value.__bases__ if issubclass(base, Exception)]
-                yield f"{module}.{name}{_signature(value)}{': ' * bool(bases)}{', '.join(bases)}"
+                made = "" if is_typeddict(value) else _signature(value)
+                yield f"{module}.{name}{made}{': ' * bool(bases)}{', '.join(bases)}"
                 yield from (f"{module}.{name}.{member}" for member in _members(value))
 
 

@@ -5,7 +5,7 @@ No process knows its mode: it uses what its factory returns, and forwards items 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shmstore.multimodal import MultiModalCacheConfig
@@ -25,16 +25,17 @@ class Mode:
 
     def config(self, *, workers: int, capacity: int, store_name: str) -> MultiModalCacheConfig:
         """Return the configuration: `capacity` bytes of items in whichever process keeps them."""
-        stores = self.cache_type == "shm"
-        return MultiModalCacheConfig(
+        config = MultiModalCacheConfig(
             processor_cache_gb=capacity / _GIB,
             ipc_cache_gb=capacity / _GIB if self.ipc_cache else 0,
             cache_type=self.cache_type,
             world_size=workers,
-            shm_max_object_size_mb=-(-capacity // _MIB) if stores else 128,
-            shm_name=store_name if stores else None,
-            shm_prefault=stores,  # time a store in use, not the kernel that clears its pages for the first time
         )
+        if self.cache_type == "lru":
+            return config
+        # Time a store in use, not the kernel that clears its pages for the first time.
+        size = -(-capacity // _MIB)
+        return replace(config, shm_max_object_size_mb=size, shm_name=store_name, shm_prefault=True)
 
 
 MODES = {

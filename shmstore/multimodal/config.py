@@ -13,13 +13,18 @@ from typing import Literal
 from shmstore.errors import kind_of, shown
 from shmstore.places import folder_of
 from shmstore.store.arguments import checked_id, checked_name, int_of
+from shmstore.store.options import (
+    MAX_GROUPS,
+    MAX_OBJECTS,
+    MAX_READERS,
+    MAX_WRITERS,
+    StoreOptions,
+    mode_for,
+)
 from shmstore.tiers.urls import read_url
 
 GIB = 1 << 30
-_DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 18  # what a store can have; more than a machine has
-# The bounds of the store; a test compares them.
-_MAX_READERS, _MAX_WRITERS, _MAX_GROUPS, _MAX_OBJECTS = 256, 64, 255, 1 << 24
 _UNBOUNDED = 1 << 31
 
 
@@ -40,7 +45,7 @@ class MultiModalCacheConfig:
     None means the size of `processor_cache_gb`. In shared memory each API server has a part of this size."""
     cache_type: Literal["lru", "shm"] = "lru"
     """Place of the IPC cache: the engine core's memory, or shared memory that the workers read."""
-    shm_max_object_size_mb: int = _DEFAULT_MAX_OBJECT_SIZE_MB
+    shm_max_object_size_mb: int = 128
     """Size in MiB above which an item is sent inline. For `shm` only."""
     shm_max_objects: int | None = None
     """Maximum number of items in the segment; the limit of unread references grows with it. For `shm` only.
@@ -106,9 +111,9 @@ class MultiModalCacheConfig:
             object.__setattr__(self, name, float(size))  # the products of NumPy's numbers keep their few bits
         for name, most in (
             ("shm_max_object_size_mb", _UNBOUNDED),
-            ("shm_max_objects", _MAX_OBJECTS),
-            ("world_size", _MAX_READERS if shared else _UNBOUNDED),
-            ("api_process_count", _MAX_WRITERS if shared else _UNBOUNDED),
+            ("shm_max_objects", MAX_OBJECTS),
+            ("world_size", MAX_READERS if shared else _UNBOUNDED),
+            ("api_process_count", MAX_WRITERS if shared else _UNBOUNDED),
             ("data_parallel_size", _UNBOUNDED),
         ):
             number = getattr(self, name)
@@ -145,12 +150,12 @@ class MultiModalCacheConfig:
                 raise ValueError(f"tier_url cannot be used: {error}") from None
             if not self.tier_namespace:
                 raise ValueError("tier_namespace must not be empty with a tier_url: two models would share items")
-        most = min(_MAX_GROUPS, _MAX_READERS // self.world_size)
+        most = min(MAX_GROUPS, MAX_READERS // self.world_size)
         if self.n_engines > most:
             raise ValueError(
                 f"data_parallel_size must be at most {most} with cache_type='shm' and world_size {self.world_size}, "
                 f"not {self.data_parallel_size}; "
-                f"a segment has at most {_MAX_READERS} workers in {_MAX_GROUPS} engine cores"
+                f"a segment has at most {MAX_READERS} workers in {MAX_GROUPS} engine cores"
             )
         if self.ipc_cache_enabled and self.api_process_count > 1 and self.shm_name is None:
             raise ValueError(
@@ -168,6 +173,22 @@ class MultiModalCacheConfig:
         """`ipc_cache_gb`, or its default, in bytes."""
         gb = self.processor_cache_gb if self.ipc_cache_gb is None else self.ipc_cache_gb
         return round(gb * GIB)
+
+    @property
+    def store_options(self) -> StoreOptions:
+        """The options of the segment."""
+        return {
+            "capacity": self.ipc_cache_bytes,
+            "n_readers": self.n_readers,
+            "groups": [self.world_size] * self.n_engines,
+            "n_writers": self.api_process_count,
+            "max_object_size": self.max_object_bytes,
+            "max_objects": self.shm_max_objects,
+            "prefault": self.shm_prefault,
+            "dir": self.shm_dir,
+            "mode": mode_for(self.shm_gid),
+            "gid": self.shm_gid,
+        }
 
     @property
     def max_object_bytes(self) -> int:

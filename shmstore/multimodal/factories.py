@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Any
 
 from shmstore.errors import LayoutMismatchError, WriterActiveError
@@ -63,25 +62,11 @@ def processor_cache_from_config(
 
 
 def _writer_of(config: MultiModalCacheConfig, keep: bool) -> ObjectStoreWriter:
-    name = config.shm_name
-    make = (
-        ObjectStoreWriter.create
-        if name is None
-        else partial(ObjectStoreWriter.open, name, keep=keep, allow_uid=config.shm_allow_uid)
-    )
+    options = config.store_options
     try:
-        return make(
-            capacity=config.ipc_cache_bytes,
-            n_readers=config.n_readers,
-            groups=[config.world_size] * config.n_engines,
-            n_writers=config.api_process_count,
-            max_object_size=config.max_object_bytes,
-            max_objects=config.shm_max_objects,
-            prefault=config.shm_prefault,
-            dir=config.shm_dir,
-            mode=0o600 if config.shm_gid is None else 0o660,
-            gid=config.shm_gid,
-        )
+        if config.shm_name is None:
+            return ObjectStoreWriter.create(**options)
+        return ObjectStoreWriter.open(config.shm_name, keep=keep, allow_uid=config.shm_allow_uid, **options)
     except (WriterActiveError, LayoutMismatchError) as error:
         hint = (
             "all API servers have one configuration: n_writers is api_process_count, n_readers and groups come from "

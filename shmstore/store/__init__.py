@@ -2,6 +2,7 @@
 
 from shmstore.store.claims import Claim
 from shmstore.store.leases import LeasedRef, PinnedRef, Reservation
+from shmstore.store.options import StoreOptions
 from shmstore.store.reader import ObjectStoreReader
 from shmstore.store.stats import KindStats, ReaderStats, StoreStats
 from shmstore.store.writer import ObjectStoreWriter
@@ -15,5 +16,6 @@ __all__ = [
     "PinnedRef",
     "ReaderStats",
     "Reservation",
+    "StoreOptions",
     "StoreStats",
 ]

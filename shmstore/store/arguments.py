@@ -4,14 +4,12 @@ import operator
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from types import TracebackType
 from typing import Any, Self
 
 from shmstore.bindings import store as native
-from shmstore.bindings.inspect import FLAGS
 from shmstore.errors import StoreClosedError, shown
 from shmstore.namespaces import packed_text, prefix_of
 from shmstore.places import Folder, folder_of, place_of, place_of_descriptor
@@ -26,9 +24,6 @@ MODES = (0o600, 0o606, 0o660, 0o666)
 """The permissions that a store can have: who may only read its file could lock bytes of it against the others."""
 LOOK_AGAIN = 0.005
 """Seconds between two looks for a store that is not there yet."""
-
-
-_BYTES = "an int of bytes, such as 4 << 30 for 4 GiB"
 
 
 def int_of(name: str, value: Any, low: int, high: int, what: str = "an int") -> int:
@@ -94,44 +89,6 @@ def checked_access(mode: Any, gid: Any) -> tuple[int, int | None]:
             f"mode must be 0o600, 0o660, 0o606 or 0o666, not {mode:#o}: whoever shares a store must read and write it"
         )
     return mode, None if gid is None else int_of("gid", gid, 0, _MAX_UID)
-
-
-def store_options(
-    sizes: tuple[Any, Any, Any],
-    n_readers: Any,
-    groups: Any,
-    n_writers: Any,
-    flags: Mapping[str, Any],
-) -> native.Options:
-    """Return the options of `create` and `open`, checked and rounded; `sizes` are capacity, object size and objects."""
-    capacity, max_object_size, max_objects = sizes
-    capacity = int_of("capacity", capacity, 1, native.MAX_CAPACITY, _BYTES)
-    n_readers = int_of("n_readers", n_readers, 1, native.MAX_READERS)
-    size = 0 if max_object_size is None else int_of("max_object_size", max_object_size, 1, capacity, _BYTES)
-    objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
-    check_flags(**flags)
-    bits = sum(FLAGS[name] for name, on in flags.items() if on)
-    ranks = _checked_groups(groups, n_readers)
-    writers = int_of("n_writers", n_writers, 1, native.MAX_WRITERS)
-    try:
-        return native.Options(capacity, size, n_readers, objects, bits, ranks, writers).rounded()
-    except ValueError:
-        raise ValueError(
-            f"{writers} writers with {capacity} bytes and {objects or 'as many'} objects each are more than a "
-            f"reference can address: together {native.MAX_CAPACITY} bytes and {native.MAX_OBJECTS} objects"
-        ) from None
-
-
-def _checked_groups(groups: Any, n_readers: int) -> tuple[int, ...]:
-    if groups is None:
-        return ()
-    sizes = tuple(int_of(f"groups[{i}]", size, 1, n_readers) for i, size in enumerate(groups))
-    if sum(sizes) != n_readers or len(sizes) > native.MAX_GROUPS:
-        raise ValueError(
-            f"groups must have all {n_readers} ranks between them, in up to {native.MAX_GROUPS} groups; "
-            f"{shown(list(sizes))} is {len(sizes)} groups of {sum(sizes)} ranks together"
-        )
-    return sizes
 
 
 def group_of(writer: native.Writer, group: Any) -> int:

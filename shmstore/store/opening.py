@@ -4,9 +4,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 
@@ -33,14 +33,13 @@ from shmstore.store.arguments import (
     LOOK_AGAIN,
     Closable,
     check_flags,
-    checked_access,
     checked_name,
     expected_store,
     int_of,
     seconds_of,
-    store_options,
 )
 from shmstore.store.kinds import checked_quotas, set_quotas
+from shmstore.store.options import StoreOptions, shows_options, store_options
 
 _log = logging.getLogger(__name__)
 
@@ -76,75 +75,48 @@ class Openable(Closable):
         self._pid = os.getpid()
 
     @classmethod
+    @shows_options
     def create(
         cls,
         name: str | None = None,
         *,
-        capacity: int,
-        n_readers: int,
-        groups: Sequence[int] | None = None,
-        n_writers: int = 1,
         writes: bool = True,
-        max_object_size: int | None = None,
-        max_objects: int | None = None,
-        prefault: bool = False,
-        huge_pages: bool = False,
-        checksums: bool = False,
+        memfd: bool = False,
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
-        dir: Folder | None = None,
-        mode: int = 0o600,
-        gid: int | None = None,
-        memfd: bool = False,
+        **options: Unpack[StoreOptions],
     ) -> Self:
         """Create a store and be its writer; all the space that it may fill is reserved before this returns.
 
         The store goes when its last writer closes. One that must outlive its processes is made by `open`.
+        The options are those of `StoreOptions`: `capacity` and `n_readers` are what each store needs, and the rest
+        has defaults. With `n_writers` above 1 this process is writer 0, and the others `join`.
 
-        `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. With `name` None the name is unique
-        and the store ends with its process: a normal exit removes it, and after a kill the next `create` does.
-        `groups` are the numbers of ranks of each group, such as [4, 4] for two replicas of an engine: ranks 0 to 3 are
-        group 0. A hand-out can wait for one group only. By default all ranks are one group.
-        `dir` is the folder that the store is a file of, by default that of SHMSTORE_DIR, without it /dev/shm. It should
-        be a tmpfs. `mode` 0o660 lets a group use the store: `gid`, or the one that files of the folder get; 0o666 lets
-        every user: who may read it must also write it. All who attach to, join or recover such a store, also its owner,
-        pass the owner as `allow_uid`.
+        With `name` None the name is unique and the store ends with its process: a normal exit removes it, and after a
+        kill the next `create` does.
+        With `writes` False this process owns the store and has no arena: `n_writers` others `join`, and a put here is a
+        NoArenaError. The store goes when the owner and all writers have closed.
         With `memfd` the store has no file in any folder, and lives as long as a process has it open. Its handle leads
         to it until this writer is closed, in processes that see this one in /proc and may look into it; others get the
         descriptor by `StoreHandle.send`. Nobody can change its size. No folder bounds it, so a capacity that the host
         does not have is no StoreSpaceError.
-        With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
-        has an arena of its own, with this capacity and number of objects, which is reserved when it is first taken. All
-        find the objects of all by key, so each is stored once.
-        With `writes` False this process owns the store and has no arena: `n_writers` others `join`, and a put here is a
-        NoArenaError. The store goes when the owner and all writers have closed.
-        An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity). At most
-        `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). Eviction spares
-        objects that were used since they were last considered.
-
-        `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
-        for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at its commit, for
-        `shmstore verify`.
-
         `quotas` limits kinds of objects, each to a fraction of the capacity (a float) or to a number of bytes (an int).
-        A put of a kind that has filled its quota evicts objects of its own kind. Raises StoreExistsError,
-        StoreSpaceError if the folder has too little room, SharedMemoryError if it cannot be used, and ValueError for
-        numbers out of range.
+        A put of a kind that has filled its quota evicts objects of its own kind. Eviction spares objects that were used
+        since they were last considered.
+        Raises StoreExistsError, StoreSpaceError if the folder has too little room, SharedMemoryError if it cannot be
+        used, and ValueError for numbers out of range.
         """
-        sizes = capacity, max_object_size, max_objects
-        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         check_flags(writes=writes, memfd=memfd)
-        options = store_options(sizes, n_readers, groups, n_writers, flags)
+        asked, dir, access = store_options(**options)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
-        limits = checked_quotas(quotas, options.capacity)
+        limits = checked_quotas(quotas, asked.capacity)
         if quotas and not writes:
             raise ValueError("quotas are those of a writer's arena: with writes=False, pass them to join")
         if memfd and dir is not None:
             raise TypeError("a store with memfd=True is in no folder, so pass no dir")
         call = (name is None) * native.EPHEMERAL | (not writes) * native.OWNS | memfd * native.MEMFD
         place = chosen if memfd else place_of(chosen, dir)
-        access = checked_access(mode, gid)
-        return cls._create(place, options._replace(flags=options.flags | call), serde, limits, *access)
+        return cls._create(place, asked._replace(flags=asked.flags | call), serde, limits, *access)
 
     @classmethod
     def _create(
@@ -280,39 +252,30 @@ class Openable(Closable):
             raise
 
     @classmethod
+    @shows_options
     def open(
         cls,
         name: str,
         *,
-        capacity: int,
-        n_readers: int,
-        groups: Sequence[int] | None = None,
-        n_writers: int = 1,
-        max_object_size: int | None = None,
-        max_objects: int | None = None,
-        prefault: bool = False,
-        huge_pages: bool = False,
-        checksums: bool = False,
-        quotas: Mapping[str, float] | None = None,
-        serde: ObjectSerde | None = None,
         on_mismatch: Literal["recreate", "raise", "accept"] = "recreate",
         keep: bool = True,
         keep_leases: bool = False,
         wait: float = 60.0,
-        dir: Folder | None = None,
-        mode: int = 0o600,
-        gid: int | None = None,
         allow_uid: int | None = None,
+        quotas: Mapping[str, float] | None = None,
+        serde: ObjectSerde | None = None,
+        **options: Unpack[StoreOptions],
     ) -> Self:
         """Take over the store that a dead or closed writer left under this name, or create it.
 
         This is the call for a store that outlives its processes: closing keeps it, also if the last writer has come by
         `join` or `recover`. `close(unlink=True)` and `unlink` remove it. With `n_writers` above 1 it is the call for
         every one of them: it takes the first arena without a living writer, and waits up to `wait` seconds while
-        another one creates the store. The options are those of `create`. If the store that is there was created with
-        the same options, all its objects come along; `recovered` is their number. Its leases end, because the requests
-        of the dead writer died with it; `keep_leases` keeps them. With `keep` False a store that this call creates ends
-        with its processes, as one with a generated name does; its name must begin with "shmstore-".
+        another one creates the store. If in doubt, leave `wait` as it is: nothing waits if nobody creates the store.
+        The options are those of `StoreOptions`. If the store that is there was created with the same options, all its
+        objects come along; `recovered` is their number. Its leases end, because the requests of the dead writer died
+        with it; `keep_leases` keeps them. With `keep` False a store that this call creates ends with its processes, as
+        one with a generated name does; its name must begin with "shmstore-".
         `allow_uid` is that of `recover`, by default this user if `mode` lets others in. Only that user creates the
         store, or replaces it; for another one the call waits up to `wait` seconds, then raises StoreNotFoundError.
 
@@ -326,18 +289,15 @@ class Openable(Closable):
         `wait` is over. Raises ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like
         `recover` and `create`.
         """
-        sizes = capacity, max_object_size, max_objects
-        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
         check_flags(keep=keep)
-        options = store_options(sizes, n_readers, groups, n_writers, flags)
-        options = options._replace(flags=options.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
-        limits = checked_quotas(quotas, options.capacity)
-        access = checked_access(mode, gid)
+        asked, dir, access = store_options(**options)
+        asked = asked._replace(flags=asked.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
+        limits = checked_quotas(quotas, asked.capacity)
         owner = os.geteuid() if allow_uid is None and access[0] & 0o077 else allow_uid
         expected = expected_store(checked_name(name), owner, "name", dir)
         chosen, owns = expected[0], owner in (None, os.geteuid())
         accept = on_mismatch == "accept"
-        arena = None if options.n_writers == 1 and not accept else native.ANY_ARENA
+        arena = None if asked.n_writers == 1 and not accept else native.ANY_ARENA
         if on_mismatch not in ("recreate", "raise", "accept"):
             raise ValueError(f"on_mismatch must be 'recreate', 'raise' or 'accept', not {shown(on_mismatch)}")
         if not keep and not name.startswith(PREFIX):
@@ -347,7 +307,7 @@ class Openable(Closable):
             seen = orphans.look(chosen)
             try:
                 made = cls._recover(
-                    expected, serde, quotas, options=options, accept=accept, arena=arena, keep_leases=keep_leases
+                    expected, serde, quotas, options=asked, accept=accept, arena=arena, keep_leases=keep_leases
                 )
             except StoreNotFoundError as error:
                 if error._code == native.CREATING or not owns:
@@ -359,13 +319,13 @@ class Openable(Closable):
                     time.sleep(min(LOOK_AGAIN, left))
                     continue
                 try:
-                    return cls._create(chosen, options, serde, limits, *access)
+                    return cls._create(chosen, asked, serde, limits, *access)
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:
                 if not owns:
                     raise
-                orphans.make_room(chosen, seen, error, on_mismatch != "recreate", options)
+                orphans.make_room(chosen, seen, error, on_mismatch != "recreate", asked)
                 continue
             if not keep:
                 orphans.close_at_exit(made)

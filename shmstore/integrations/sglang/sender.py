@@ -32,7 +32,7 @@ from shmstore.files import classify
 from shmstore.integrations.sglang import STORE, capacity
 from shmstore.places import place_of
 from shmstore.refs import ObjectRef
-from shmstore.store import ObjectStoreWriter
+from shmstore.store import ObjectStoreWriter, StoreOptions
 from shmstore.store.batch import internals_of
 
 _log = logging.getLogger("sglang.shmstore")
@@ -105,10 +105,9 @@ def _open() -> ObjectStoreWriter:
     parallel = get_parallel()
     if parallel.dp_size > 1 or parallel.attn_dp_enabled:
         raise RuntimeError("the replica that will read is chosen later, so with data parallelism no lease ends")
+    options: StoreOptions = {"capacity": capacity(), "n_readers": parallel.tp_size, "prefault": True}
     named = os.environ.get(STORE)
-    if named:
-        return ObjectStoreWriter.open(named, capacity=capacity(), n_readers=parallel.tp_size, prefault=True)
-    return ObjectStoreWriter.create(capacity=capacity(), n_readers=parallel.tp_size, prefault=True)
+    return ObjectStoreWriter.open(named, **options) if named else ObjectStoreWriter.create(**options)
 
 
 def _stored(writer: ObjectStoreWriter, key: str, namespace: str | None, tensor: torch.Tensor) -> ObjectRef | None:

@@ -7,12 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from shmstore.store.options import MAX_READERS, MAX_WRITERS, StoreOptions, mode_for
+
 START = 600.0
 """Seconds within which the store must be there: whoever makes it reserves some GiB a second."""
 
+_OUTPUT = 1 << 20
+"""The bytes of a small encoder output; the store has an entry for each that fits."""
+
 _Gib = Annotated[float, Field(gt=0, le=2**14, allow_inf_nan=False)]
-_Engines = Annotated[int, Field(ge=1, le=64)]
-_Readers = Annotated[int, Field(ge=1, le=256)]
+_Engines = Annotated[int, Field(ge=1, le=MAX_WRITERS)]
+_Readers = Annotated[int, Field(ge=1, le=MAX_READERS)]
 _Id = Annotated[int, Field(ge=0, le=2**32 - 2)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _EXAMPLE = '{"store": "mm-encoder", "capacity_gb": 16}, and other options as in the guide on encoder outputs'
@@ -48,6 +53,20 @@ class Settings:
     """Seconds after a request's first wait in which it waits again; then its engine encodes what is missing."""
     share_uuids: bool = False
     """Whether items that a client has named itself are shared, too: see the guide."""
+
+    @property
+    def store_options(self) -> StoreOptions:
+        """The options of the store, unless somebody has made it with others."""
+        capacity = int(self.capacity_gb * 2**30)
+        return {
+            "capacity": capacity,
+            "max_objects": max(256, capacity // _OUTPUT),
+            "n_readers": self.readers,
+            "n_writers": self.engines,
+            "dir": self.dir,
+            "mode": mode_for(self.gid),
+            "gid": self.gid,
+        }
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings:

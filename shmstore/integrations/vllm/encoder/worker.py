@@ -23,30 +23,20 @@ from shmstore.refs import ObjectRef
 from shmstore.serde import TensorSpec
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter, Reservation
 
-_OUTPUT = 1 << 20
-"""The bytes of a small encoder output; the store has an entry for each that fits."""
-
 _log = logging.getLogger("vllm.shmstore")
 
 
 def open_store(settings: Settings) -> ObjectStoreWriter | None:
     """Open the store, or make it; None if as many engines store as it has parts."""
-    capacity = int(settings.capacity_gb * 2**30)
     quota = None if settings.quota_gb is None else {KIND: settings.quota_gb / settings.capacity_gb}
     try:
         writer = ObjectStoreWriter.open(
             settings.store,
-            capacity=capacity,
-            max_objects=max(256, capacity // _OUTPUT),
-            n_readers=settings.readers,
-            n_writers=settings.engines,
             quotas=quota,
             on_mismatch="accept",
             wait=START,
-            dir=settings.dir,
-            mode=0o600 if settings.gid is None else 0o660,
-            gid=settings.gid,
             allow_uid=settings.allow_uid,
+            **settings.store_options,
         )
     except WriterActiveError as error:
         _log.warning("encoder outputs are read from store %s, and none are stored: %s", settings.store, error)
