@@ -68,6 +68,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         processor, a tenant) sets keys apart: a key is found only with its namespace, of up to 255 bytes.
         If the store is full, waits up to `timeout` seconds for room. Other threads go on meanwhile, and of several that
         wait any may be the first. Ctrl-C ends the wait, and so does `close`, with StoreClosedError.
+        If in doubt, use 0, and send what is refused in another way: waiting helps only if readers release soon.
         With `unless_stored`, ObjectExistsError also for what another writer has stored, not only for what this one has.
         That spares space and guards nothing: two writers that put at the same time may still both store it.
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), and TypeError with the
