@@ -18,6 +18,7 @@ from typing import Any, is_typeddict
 import pytest
 
 import shmstore
+from release.notes import notes
 from release.version import PLACES, version_in, write
 from shmstore.cli.main import build_parser
 
@@ -120,6 +121,27 @@ def test_one_command_writes_the_version_of_a_release(tmp_path: Path) -> None:
     for name in PLACES:  # nothing else has changed
         before, after = ((root / name).read_text().splitlines() for root in (ROOT, tmp_path))
         assert 1 == sum(one != other for one, other in zip(before, after, strict=True)), name
+
+
+@pytest.mark.checkout
+def test_only_a_dated_section_of_this_version_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("release.notes.ROOT", tmp_path)
+    version, text = version_in("pyproject.toml"), tmp_path / "CHANGELOG.md"
+    text.write_text(f"## [{version}] - 2030-01-02\n\nnew\n\n## [0.0.1] - 2026-01-01\n\nold\n")
+    assert "new" == notes(version)
+    with pytest.raises(SystemExit):
+        notes("0.0.1")
+    text.write_text(f"## [{version}] - soon\n\nnew\n")
+    with pytest.raises(SystemExit):
+        notes(version)
+
+
+@pytest.mark.checkout
+def test_actions_of_workflows_are_pinned_to_a_commit() -> None:
+    flows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    used = [action for text in flows for action in re.findall(r"uses: *(\S+)", text)]
+    assert len(used) > 10
+    assert [] == [action for action in used if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action)]
 
 
 if __name__ == "__main__":
