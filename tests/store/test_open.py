@@ -2,9 +2,11 @@
 
 import logging
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from shmstore.files import classify
 from tests.inspect.cases import poke
 from tests.layout import FIELDS
 from tests.store.test_segments import FOREIGN
-from tests.support import SHM, Child, Signal, Stores, alive, bits, in_child, raises, random_tensor, segments, store_name
+from tests.support import SHM, Child, Signal, Stores, alive, bits, raises, random_tensor, segments, store_name
 
 VALUE = random_tensor(1, 5000)
 OPTIONS: dict[str, Any] = {"capacity": 64 * 1024, "n_readers": 2}
@@ -64,13 +66,6 @@ def left_by_kill(name: str) -> StoreHandle:
         return writer.handle
 
 
-def test_where_nothing_is_it_creates(stores: Stores, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    writer = reopened(stores, name)
-    assert (0, [], name) == (writer.recovered, writer.keys(), writer.name)
-    assert 0 == stores.create().recovered
-    assert [] == caplog.records
-
-
 @pytest.mark.parametrize("leave", [left, left_by_kill])
 def test_it_takes_over_what_a_dead_or_closed_writer_left(
     stores: Stores, name: str, leave: Callable[[str], StoreHandle], caplog: pytest.LogCaptureFixture
@@ -90,65 +85,40 @@ def test_leases_stay_where_they_are_wanted(stores: Stores, name: str) -> None:
     assert 2 == reopened(stores, name, keep_leases=True).stats().open_leases
 
 
-def test_options_are_compared_as_rounded(stores: Stores, name: str) -> None:
-    left(name, capacity=64 * 1024 - 5, max_objects=None, max_object_size=None)
-    assert 1 == reopened(stores, name, capacity=64 * 1024 - 60).recovered
-    stores.close()
-    left(name)
-    assert 1 == reopened(stores, name, max_objects=256, max_object_size=64 * 1024).recovered
+def test_options_are_compared_as_rounded_and_prefault_is_not(stores: Stores, name: str) -> None:
+    left(name, capacity=64 * 1024 - 5, max_objects=None, max_object_size=None, prefault=True)
+    for same in ({"capacity": 64 * 1024 - 60}, {"max_objects": 256, "max_object_size": 64 * 1024}):
+        with reopened(stores, name, **same) as writer:
+            assert 1 == writer.recovered
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "named"),
-    [
-        ("capacity", 128 * 1024, ("capacity", "65536", "131072")),
-        ("n_readers", 3, ("n_readers", "2", "3")),
-        ("max_object_size", 4096, ("max_object_size", "65536", "4096")),
-        ("max_objects", 7, ("max_objects", "256", "7")),
-        ("huge_pages", True, ("huge_pages", "False")),
-        ("checksums", True, ("checksums", "False")),
-    ],
-)
-def test_a_store_of_other_options_is_replaced_or_named(
-    stores: Stores, name: str, option: str, value: Any, named: tuple[str, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    handle = left(name)
-    before = (SHM / name).read_bytes()
-    with raises(LayoutMismatchError, names=(repr(name), *named)):
-        ObjectStoreWriter.open(name, **OPTIONS | {option: value}, on_mismatch="raise")
-    assert before == (SHM / name).read_bytes()
-    assert [] == caplog.records
-    writer = reopened(stores, name, **{option: value})
-    assert (0, []) == (writer.recovered, writer.keys())
-    assert handle.store_id != writer.handle.store_id
-    (record,) = caplog.records
-    assert (logging.WARNING, True) == (record.levelno, all(part in record.getMessage() for part in (name, *named)))
-
-
-ACCEPTED: dict[str, Any] = {
+OTHER: dict[str, Any] = {
     "capacity": 32 * 1024,
     "n_readers": 3,
     "max_object_size": 4096,
     "max_objects": 7,
+    "huge_pages": True,
     "checksums": True,
     "n_writers": 2,
-    "groups": [1, 1],
+    "groups": (1, 1),
 }
 
 
-@pytest.mark.parametrize("option", ACCEPTED)
-def test_a_store_of_other_options_is_accepted_with_its_own(
+@pytest.mark.parametrize("option", OTHER)
+def test_another_option_is_named_accepted_or_replaced(
     stores: Stores, name: str, option: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handle = left(name)
-    writer = reopened(stores, name, on_mismatch="accept", quotas={"image": 1.0}, **{option: ACCEPTED[option]})
-    assert (handle, 1, ["k"]) == (writer.handle, writer.recovered, writer.keys())
-    figures = writer.stats()
-    assert (64 * 1024, 64 * 1024, 0) == (figures.capacity, figures.kinds["image"].quota, figures.open_leases)
-    (record,) = caplog.records
-    assert (logging.WARNING, True) == (record.levelno, all(s in record.getMessage() for s in (name, option)))
-    writer.close()
-    assert (SHM / name).exists(), "it was opened, so closing keeps it"
+    handle, other = left(name), {option: OTHER[option]}
+    said = f"{option} is False" if OTHER[option] is True else f"not {OTHER[option]}"
+    with raises(LayoutMismatchError, names=[repr(name), option, said]):
+        reopened(stores, name, **other, on_mismatch="raise")
+    with reopened(stores, name, on_mismatch="accept", quotas={"image": 1.0}, **other) as writer:
+        figures = writer.stats()
+        assert (handle, 1, ["k"]) == (writer.handle, writer.recovered, writer.keys())
+        assert (64 * 1024, 64 * 1024, 0) == (figures.capacity, figures.kinds["image"].quota, figures.open_leases)
+    assert handle.store_id != reopened(stores, name, **other).handle.store_id, "it was opened, so closing keeps it"
+    accepted, replaced = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert all(part in text for text in (accepted, replaced) for part in (name, option, said))
 
 
 def test_a_store_is_accepted_beside_living_writers_as_long_as_there_is_a_place(stores: Stores, name: str) -> None:
@@ -159,18 +129,6 @@ def test_a_store_is_accepted_beside_living_writers_as_long_as_there_is_a_place(s
     for options in ({"capacity": 4096}, {"n_writers": 3}):
         with raises(WriterActiveError, names=[name]):
             reopened(stores, name, on_mismatch="accept", **options)
-
-
-def test_accept_creates_where_nothing_is_and_says_nothing_of_the_same_options(
-    stores: Stores, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    for recovered in (0, 1):
-        writer = reopened(stores, name, on_mismatch="accept")
-        assert recovered == writer.recovered
-        if not recovered:
-            writer.put("k", VALUE)
-        writer.close()
-    assert [] == caplog.records
 
 
 def test_a_call_that_fails_does_not_change_what_the_last_close_does(stores: Stores, name: str) -> None:
@@ -218,11 +176,6 @@ def test_only_a_recovery_that_succeeds_keeps_an_ephemeral_store_from_the_next_cr
         ObjectStoreWriter.unlink(chosen)
 
 
-def test_a_store_is_taken_over_whatever_it_says_of_prefault(stores: Stores, name: str) -> None:
-    left(name, prefault=True)
-    assert 1 == reopened(stores, name).recovered
-
-
 def test_a_store_stays_if_there_is_no_room_for_the_one_that_would_replace_it(stores: Stores, name: str) -> None:
     left(name)
     before = (SHM / name).read_bytes()
@@ -258,90 +211,95 @@ def empty(path: Path) -> None:
     os.utime(path, (0, 0))  # long ago
 
 
-@pytest.mark.parametrize(
-    ("damage", "error"),
-    [
-        (spoil_superblock, CorruptStoreError),
-        (spoil_tables, CorruptStoreError),
-        (make_version_old, LayoutMismatchError),
-        (leave_creation, LayoutMismatchError),
-        (truncate, LayoutMismatchError),
-        (empty, LayoutMismatchError),
-    ],
-)
-def test_a_store_that_is_damaged_or_of_another_version_is_replaced_or_named(
-    stores: Stores,
-    name: str,
-    damage: Callable[[Path], None],
-    error: type[ShmStoreError],
-    caplog: pytest.LogCaptureFixture,
+def other_options(path: Path) -> None:
+    path.unlink()
+    left(path.name, capacity=8192)
+
+
+# What is done to a store, and what `open` with on_mismatch="raise" says of it: None if it takes it over.
+STORES: dict[Callable[[Path], None] | None, type[ShmStoreError] | None] = {
+    None: None,
+    other_options: LayoutMismatchError,
+    make_version_old: LayoutMismatchError,
+    leave_creation: LayoutMismatchError,
+    truncate: LayoutMismatchError,
+    empty: LayoutMismatchError,
+    spoil_superblock: CorruptStoreError,
+    spoil_tables: CorruptStoreError,
+}
+# Files that no call may remove.
+OTHERS: dict[str, Callable[[Path], Any]] = {
+    **{kind: partial(Path.write_bytes, data=FOREIGN[kind]) for kind in ("text", "random", "zeros", "one byte")},
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+}
+
+
+def file_at(path: Path) -> Any:
+    """Return which file is there, and its contents."""
+    seen = path.lstat()
+    return seen.st_ino, seen.st_mode, path.read_bytes() if stat.S_ISREG(seen.st_mode) else b""
+
+
+WHOSE = ("mine", "another user's", "a living writer's")
+# Who maps a file that is cut dies.
+CASES = [(done, whose) for done in STORES for whose in WHOSE if whose != WHOSE[2] or done not in (truncate, empty)]
+
+
+@pytest.mark.parametrize("on_mismatch", ["recreate", "raise", "accept"])
+@pytest.mark.parametrize(("done", "whose"), CASES)
+def test_open_takes_replaces_or_refuses_a_store(
+    stores: Stores, name: str, done: Any, whose: str, on_mismatch: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It is taken over with its options, replaced only by "recreate", and never if it is another's."""
     left(name)
-    damage(SHM / name)
-    before = (SHM / name).read_bytes()
-    for on_mismatch in ("raise", "accept"):
-        with pytest.raises(error):
-            reopened(stores, name, on_mismatch=on_mismatch)
-    assert before == (SHM / name).read_bytes()
-    assert 0 == reopened(stores, name).recovered
-    assert [logging.WARNING] == [record.levelno for record in caplog.records]
+    if done is other_options:
+        done(SHM / name)
+    if whose == "a living writer's":
+        stores.recover(name)
+    if done not in (None, other_options):
+        done(SHM / name)
+    error, names = STORES[done], [name]
+    if whose == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("gives a file to another user, which root alone may")
+        os.chown(SHM / name, 65534, 65534)
+        error = ForeignStoreError
+    elif whose == "a living writer's":
+        error, names = WriterActiveError, [name, *([] if STORES[done] else [f"process {os.getpid()}"])]
+    elif on_mismatch == "recreate" or (on_mismatch == "accept" and done is other_options):
+        error = None
+    before = file_at(SHM / name)
+    caplog.clear()
+    if error:
+        with raises(error, names):
+            reopened(stores, name, on_mismatch=on_mismatch, wait=0)
+        assert (before, []) == (file_at(SHM / name), caplog.records)
+        return
+    writer, taken = reopened(stores, name, on_mismatch=on_mismatch), done is None or on_mismatch == "accept"
+    assert (taken, taken) == (writer.recovered, "k" in writer)
+    assert taken == (before[0] == file_at(SHM / name)[0])
+    assert [logging.WARNING] * (done is not None) == [record.levelno for record in caplog.records]
 
 
-@pytest.mark.parametrize("kind", ["text", "random", "zeros", "one byte"])
-def test_a_file_that_is_not_a_store_is_never_removed(name: str, kind: str) -> None:
-    (SHM / name).write_bytes(FOREIGN[kind])
-    with pytest.raises(LayoutMismatchError):
+@pytest.mark.parametrize("on_mismatch", ["recreate", "raise", "accept"])
+def test_open_creates_where_nothing_is(
+    stores: Stores, name: str, on_mismatch: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = reopened(stores, name, on_mismatch=on_mismatch)
+    assert (0, [], name, []) == (writer.recovered, writer.keys(), writer.name, caplog.records)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_open_never_removes_what_is_not_a_store(name: str, kind: str) -> None:
+    OTHERS[kind](SHM / name)
+    before = file_at(SHM / name)
+    with raises(LayoutMismatchError, names=["not a store"]):
         ObjectStoreWriter.open(name, **OPTIONS)
-    assert FOREIGN[kind] == (SHM / name).read_bytes()
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
-def test_what_is_not_a_regular_file_is_never_removed(name: str, make: Callable[[Path], None]) -> None:
-    path = SHM / name
-    make(path)
-    try:
-        with raises(LayoutMismatchError, names=["not a store"]):
-            ObjectStoreWriter.open(name, **OPTIONS)
-        assert path.is_symlink() or path.exists()
-    finally:
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-
-
-def test_a_store_of_a_living_writer_stays_and_its_process_is_named(stores: Stores) -> None:
-    writer = stores.create(**OPTIONS)
-    writer.put("k", VALUE)
-
-    def attempts() -> None:
-        other = OPTIONS | {"n_readers": 1}
-        calls: list[Callable[[], Any]] = [
-            lambda: ObjectStoreWriter.recover(writer.name),
-            lambda: ObjectStoreWriter.open(writer.name, **OPTIONS),
-            lambda: ObjectStoreWriter.open(writer.name, **other),
-            lambda: ObjectStoreWriter.open(writer.name, **other, on_mismatch="raise"),
-        ]
-        for attempt in calls:
-            with raises(WriterActiveError, names=(repr(writer.name), f"process {os.getppid()}")):
-                attempt()
-
-    in_child(attempts)
-    spoil_superblock(SHM / writer.name)  # its process is alive all the same
-    with pytest.raises(WriterActiveError):
-        ObjectStoreWriter.open(writer.name, **OPTIONS)
-    assert writer.name in segments()
-    writer.put("k2", VALUE)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user, which root alone may")
-@pytest.mark.parametrize("damage", [None, make_version_old, spoil_superblock])
-def test_a_store_of_another_user_is_never_removed(name: str, damage: Callable[[Path], None] | None) -> None:
-    left(name, n_readers=1)
-    if damage:
-        damage(SHM / name)
-    os.chown(SHM / name, 65534, 65534)
-    with pytest.raises(ForeignStoreError):
-        ObjectStoreWriter.open(name, **OPTIONS)
-    assert (SHM / name).exists()
+    assert before == file_at(SHM / name)
+    if kind == "folder":
+        (SHM / name).rmdir()
 
 
 @pytest.mark.parametrize("moment", ["classify", "native.remove"])
@@ -422,15 +380,6 @@ def test_a_file_that_is_empty_and_young_is_being_created(stores: Stores, name: s
     with raises(LayoutMismatchError, [other]):
         ObjectStoreWriter.join(other)
     (SHM / other).unlink()
-
-
-@pytest.mark.parametrize("wrong", [{"on_mismatch": "keep"}, {"capacity": 0}, {"max_objects": -1}])
-def test_wrong_options_are_refused_before_anything_is_looked_at(name: str, wrong: dict[str, Any]) -> None:
-    left(name)
-    before = (SHM / name).read_bytes()
-    with raises(ValueError, names=wrong):
-        ObjectStoreWriter.open(name, **OPTIONS | wrong)
-    assert before == (SHM / name).read_bytes()
 
 
 # ---- two at once

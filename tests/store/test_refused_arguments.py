@@ -61,6 +61,7 @@ REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
     ("n_readers", opening("n_readers"), [0, MAX_READERS + 1], [True, 2.0, "2"]),
     ("max_object_size", opening("max_object_size"), [0, 4097], [1.5]),
     ("max_objects", opening("max_objects"), [0, MAX_OBJECTS + 1], [1.5]),
+    ("on_mismatch", opening("on_mismatch")[1:], ["keep"], []),
     *((unknown, opening(unknown), [], [5]) for unknown in ("capcity", "eviction")),
     ("dir", opening("dir"), ["", "/a\0b", "/" + "x" * 4000], [3, b"/dev/shm"]),
     ("mode", opening("mode"), [0o400, 0o670, 0o1660], ["0660", True]),
