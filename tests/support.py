@@ -220,6 +220,22 @@ def mount_alone(kind: str, folder: str | Path, options: str) -> None:
     must(libc.mount(kind.encode(), os.fsencode(folder), kind.encode(), 0, options.encode()))
 
 
+def on(kind: str, folder: str | Path, options: str, act: Callable[[], T]) -> T:
+    """Run `act` in a child with that file system on the folder; skip where it may not be mounted."""
+
+    def mounted() -> tuple[bool, Any]:
+        try:
+            mount_alone(kind, folder, options)
+        except OSError as error:
+            return False, f"{kind} cannot be mounted here: {error}"
+        return True, act()
+
+    there, said = in_child(mounted)
+    if not there:
+        pytest.skip(said)
+    return said  # type: ignore[no-any-return]
+
+
 # ---- threads
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,15 +165,14 @@ def test_what_is_wrong_with_a_descriptor_is_said(call: Callable[..., Any], store
     _, fd = passed(writer.handle)
     reading, writing = os.pipe()
     descriptors = openings()
-    for wrong in ({"handle_or_name": "name"}, {"dir": "/tmp"}):
-        with raises(TypeError, ["fd"]):
-            call(fd=fd, **wrong)
-    for kind in (True, "3"):
-        with raises(TypeError, ["fd"]):
-            call(fd=kind)
-    for number in (-1, 1 << 20):
-        with raises(ValueError, ["fd"]):
-            call(fd=number)
+    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
+        *((TypeError, {"fd": fd} | more) for more in ({"handle_or_name": "name"}, {"dir": "/tmp"})),
+        *((TypeError, {"fd": kind}) for kind in (True, "3")),
+        *((ValueError, {"fd": number}) for number in (-1, 1 << 20)),
+    ]
+    for error, options in wrong:
+        with raises(error, ["fd"]):
+            call(**options)
     with raises(StoreNotFoundError):
         call(other.handle, fd=fd)
     with (tmp_path / "file").open("w+b") as file:
@@ -188,16 +188,13 @@ def test_what_is_wrong_with_a_descriptor_is_said(call: Callable[..., Any], store
         os.close(each)
 
 
-def test_a_handle_is_sent_over_no_other_socket(stores: Stores) -> None:
-    with socket.socket() as listening, socket.socket() as connection:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        connection.connect(listening.getsockname())
-        with raises(ValueError, ["connection", "Unix"]):
+def test_a_handle_goes_over_unix_sockets_only_and_memory_takes_no_folder(stores: Stores) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with (
+            socket.create_connection(listening.getsockname()) as connection,
+            raises(ValueError, ["connection", "Unix"]),
+        ):
             stores.create().handle.send(connection)
-
-
-def test_memory_without_a_name_takes_no_folder() -> None:
     with raises(TypeError, ["dir"]):
         ObjectStoreWriter.create(capacity=4096, n_readers=1, memfd=True, dir="/dev/shm")
 
@@ -215,15 +212,15 @@ def test_only_the_store_itself_is_sent(stores: Stores, tmp_path: Path) -> None:
 
     writer.close(unlink=True)
     refused(writer.handle)
-    path.symlink_to(other.handle.path)
-    refused(writer.handle)
-    path.unlink()
-    path.mkdir()
-    refused(writer.handle)
-    path.rmdir()
-    os.mkfifo(path)
-    refused(writer.handle)
-    path.unlink()
+    others: list[Callable[[], Any]] = [
+        partial(path.symlink_to, other.handle.path),
+        partial(os.mkfifo, path),
+        path.mkdir,
+    ]
+    for put in others:
+        put()
+        refused(writer.handle)
+        path.rmdir() if put == path.mkdir else path.unlink()
     refused(replace(other.handle, store_id=memory.handle.store_id))
     memory.close()
     number = os.open(secret, os.O_RDWR)

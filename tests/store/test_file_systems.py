@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,26 +18,10 @@ from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import file_system
 from shmstore.store import opening
 from tests.layout import FIELDS
-from tests.support import Child, mount_alone
+from tests.support import mount_alone, on
 
 MIB = 1 << 20
 VALUE = np.arange(300_000)
-
-
-def on(kind: str, folder: Path, options: str, act: Callable[[], Any]) -> Any:
-    """Run `act` in a child with that file system on the folder; skip where it may not be mounted."""
-
-    def mounted() -> tuple[bool, Any]:
-        try:
-            mount_alone(kind, folder, options)
-        except OSError as error:
-            return False, f"{kind} cannot be mounted here: {error}"
-        return True, act()
-
-    there, said = Child(mounted).join()
-    if not there:
-        pytest.skip(said)
-    return said
 
 
 def store_and_read(folder: Path) -> list[str]:

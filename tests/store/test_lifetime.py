@@ -16,46 +16,28 @@ from shmstore import (
     TensorSpec,
     WriterActiveError,
 )
-from tests.support import Stores, bits, crowd, in_child, is_held, is_mapped, store_name
+from tests.support import Stores, bits, crowd, in_child, is_held, is_mapped
 
 CAPACITY = 64 * 1024
 NUMBERS = torch.arange(1024, dtype=torch.float32).reshape(32, 32)
 
 
-class Through:
-    """Ways from a view to something else that shares its storage, and what that holds."""
-
-    def __init__(self, path: Callable[[torch.Tensor], Any], expected: torch.Tensor) -> None:
-        self.path, self.expected = path, expected
-
-
-DLPACK: Any = torch.utils.dlpack  # has no type for `to_dlpack`
-
-
-def same_storage(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0).set_(tensor.untyped_storage(), 0, (1024,), (1,))
-
-
 class Module(torch.nn.Module):
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.register_buffer("twice", weight.view(2, 512))
 
 
-def array_interface(tensor: torch.Tensor) -> Any:
-    return torch.as_tensor(np.asarray(tensor.numpy()))
-
-
-FLAT = NUMBERS.reshape(-1)
-PATHS: dict[str, Through] = {
-    "slice": Through(lambda t: t[3:5], NUMBERS[3:5]),
-    "buffer of a module": Through(lambda t: Module(t).twice, NUMBERS.view(2, 512)),
-    "array interface": Through(array_interface, NUMBERS),
-    "memoryview": Through(lambda t: t.numpy().data, NUMBERS),
-    "dlpack capsule": Through(lambda t: DLPACK.from_dlpack(DLPACK.to_dlpack(t[4:])), NUMBERS[4:]),
-    "storage": Through(same_storage, FLAT),
-    "closure": Through(lambda t: lambda: t[2], NUMBERS[2]),
+DLPACK: Any = torch.utils.dlpack  # has no type for `to_dlpack`
+# Ways from a view to something else that shares its storage, and what that holds.
+PATHS: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "slice": (lambda t: t[3:5], NUMBERS[3:5]),
+    "buffer of a module": (lambda t: Module(t).twice, NUMBERS),
+    "array interface": (lambda t: torch.as_tensor(np.asarray(t.numpy())), NUMBERS),
+    "memoryview": (lambda t: t.numpy().data, NUMBERS),
+    "dlpack capsule": (lambda t: DLPACK.from_dlpack(DLPACK.to_dlpack(t[4:])), NUMBERS[4:]),
+    "storage": (lambda t: torch.empty(0).set_(t.untyped_storage(), 0, (1024,), (1,)), NUMBERS),
+    "closure": (lambda t: lambda: t[2], NUMBERS[2]),
 }
 
 
@@ -68,16 +50,15 @@ def content(thing: Any) -> bytes:
 @pytest.mark.parametrize("private", [False, True], ids=["view", "private"])
 @pytest.mark.parametrize("name", PATHS)
 def test_whatever_shares_the_storage_keeps_the_object_and_lets_it_go(stores: Stores, name: str, private: bool) -> None:
-    through = PATHS[name]
+    path, expected = PATHS[name]
     writer = stores.create(CAPACITY)
     reader = stores.attach(writer)
-    kept = through.path(reader.get(writer.put("k", NUMBERS), private=private))
-    expected = bits(through.expected)
+    kept = path(reader.get(writer.put("k", NUMBERS), private=private))
     assert 1 == reader.stats().live_views
     crowd(writer)
     assert "k" in writer
     assert is_held(writer)
-    assert expected == content(kept)
+    assert bits(expected) == content(kept)
     del kept
     assert 0 == reader.stats().live_views, "something went on holding it"
     assert not is_held(writer)
@@ -113,29 +94,22 @@ def test_a_value_without_bytes_holds_nothing(stores: Stores, value: Any, private
 # ---- close
 
 
-def test_reserved_views_that_are_kept_do_not_crash_after_close() -> None:
-    def keep_and_write(after: str) -> int:
+@pytest.mark.parametrize("deletes", [False, True])
+def test_reserved_views_that_are_kept_do_not_crash_after_close(name: str, deletes: bool) -> None:
+    def keep_and_write() -> int:
         writer = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
-        with writer.reserve(
-            "k", {"t": TensorSpec((100,), torch.uint8), "a": TensorSpec((50,), np.dtype(np.int16))}
-        ) as views:
+        template = {"t": TensorSpec((100,), torch.uint8), "a": TensorSpec((50,), np.dtype(np.int16))}
+        with writer.reserve("k", template) as views:
             kept_t, kept_a = views["t"][5:], views["a"]
-        if after == "close":
-            writer.close()
-        elif after == "delete":
-            writer.close()
+        writer.close()
+        if deletes:
             del writer
         gc.collect()
         kept_t.fill_(7)  # not allowed, and no reason to crash
         kept_a[:] = 3
-        total = int(kept_t.sum()) + int(kept_a.sum())
-        del kept_t, kept_a, views
-        gc.collect()
-        return total
+        return int(kept_t.sum()) + int(kept_a.sum())
 
-    name = store_name()
-    for after in ("close", "delete"):
-        assert 95 * 7 + 150 == in_child(keep_and_write, after)
+    assert 95 * 7 + 150 == in_child(keep_and_write)
 
 
 def test_a_writer_closed_inside_a_reservation_gives_no_successor_its_bytes(stores: Stores) -> None:
@@ -171,26 +145,21 @@ def test_a_writer_closed_while_a_put_is_copying_gives_no_successor_its_bytes(sto
 # ---- the mapping
 
 
-def test_closing_gives_the_memory_back_though_the_objects_are_still_named(stores: Stores) -> None:
-    writer = stores.create(64 * 1024)
-    reader = stores.attach(writer)
-    reader.get(writer.put("k", np.zeros(9, np.uint8)))
-    reader.close()
-    assert is_mapped(writer.name)
-    writer.close()
-    assert not is_mapped(writer.name)
-
-
-def test_a_view_of_a_closed_reader_keeps_the_mapping_and_nothing_else_does(stores: Stores) -> None:
-    writer = stores.create(64 * 1024)
+@pytest.mark.parametrize("kept", [False, True])
+def test_only_a_view_keeps_the_mapping_of_what_is_closed(stores: Stores, kept: bool) -> None:
+    writer = stores.create(CAPACITY)
     reader = stores.attach(writer)
     view = reader.get(writer.put("k", np.arange(9)))
-    writer.close()
+    if not kept:
+        del view
     reader.close()
     assert is_mapped(writer.name)
-    assert list(range(9)) == view.tolist()
-    del view
-    assert not is_mapped(writer.name)
+    writer.close()
+    assert kept == is_mapped(writer.name)
+    if kept:
+        assert list(range(9)) == view.tolist()
+        del view
+        assert not is_mapped(writer.name)
 
 
 def test_what_is_being_filled_keeps_the_mapping_of_a_closed_writer(stores: Stores) -> None:

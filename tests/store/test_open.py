@@ -1,5 +1,6 @@
 """One call for a process that restarts: what it takes over, what it replaces, and what it leaves alone."""
 
+import dataclasses
 import logging
 import os
 import stat
@@ -302,63 +303,63 @@ def test_open_never_removes_what_is_not_a_store(name: str, kind: str) -> None:
         (SHM / name).rmdir()
 
 
-@pytest.mark.parametrize("moment", ["classify", "native.remove"])
-def test_a_file_that_took_the_place_of_the_refused_one_is_not_removed(
-    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
+def leave_nothing(name: str) -> None:
+    pass
+
+
+def leave_other(name: str) -> None:
+    left(name, capacity=8192)
+
+
+def leave_empty(name: str) -> None:
+    (SHM / name).touch(0o600)
+    os.utime(SHM / name, (0, 0))
+
+
+def replace(stores: Stores, name: str) -> StoreHandle:
+    """Replace it, put, and end."""
+    (SHM / name).unlink()
+    return left(name)
+
+
+def replace_and_live(stores: Stores, name: str) -> StoreHandle:
+    (SHM / name).unlink()
+    return stores.keep(ObjectStoreWriter.create(name, **OPTIONS, n_writers=2)).handle
+
+
+def go_on_creating(stores: Stores, name: str) -> StoreHandle:
+    """In the first instant of a creation no lock tells of it; the file keeps device and inode."""
+    handle = left(store_name())
+    (SHM / name).write_bytes((SHM / handle.name).read_bytes())
+    (SHM / handle.name).unlink()
+    return dataclasses.replace(handle, name=name)
+
+
+@pytest.mark.parametrize(
+    ("moment", "leave", "other", "n_writers"),
+    [
+        ("classify", leave_other, replace, 1),
+        ("native.remove", leave_other, replace, 1),
+        ("native.remove", leave_empty, go_on_creating, 1),
+        ("classify", leave_other, replace_and_live, 2),
+    ],
+)
+def test_what_has_taken_the_place_of_a_refused_file_is_not_removed(
+    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch, moment: str, leave: Any, other: Any, n_writers: int
 ) -> None:
-    """Another process replaces it, puts, and ends, just before that call."""
-    left(name, n_readers=1)
+    """Another process does that just before that call; the slower one takes its store over, or joins."""
+    leave(name)
     call: Callable[..., Any] = classify if moment == "classify" else native.remove
-    replaced: list[StoreHandle] = []
+    made: list[StoreHandle] = []
 
     def late(*which: Any) -> Any:
-        if not replaced:
-            (SHM / name).unlink()
-            replaced.append(left(name))
+        if not made:
+            made.append(other(stores, name))
         return call(*which)
 
     monkeypatch.setattr(f"shmstore.store.orphans.{moment}", late)
-    writer = reopened(stores, name)
-    assert (replaced, 1) == ([writer.handle], writer.recovered)
-
-
-def test_of_two_writers_that_replace_a_store_of_other_options_the_slower_one_joins(
-    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left(name, n_readers=1)
-    both = OPTIONS | {"n_writers": 2}
-    faster: list[ObjectStoreWriter] = []
-
-    def late(which: str) -> Any:
-        if which == name and not faster:
-            (SHM / name).unlink()
-            faster.append(stores.keep(ObjectStoreWriter.create(name, **both)))
-        return classify(which)
-
-    monkeypatch.setattr("shmstore.store.orphans.classify", late)
-    with ObjectStoreWriter.open(name, **both) as slower:
-        assert (1, faster[0].handle) == (slower.index, slower.handle)
-
-
-def test_an_empty_file_whose_creator_goes_on_is_not_removed(
-    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the first instant of a creation no lock tells that somebody goes on; the file keeps device and inode."""
-    leave_empty(name)
-    remove = native.remove
-    finished: list[StoreHandle] = []
-
-    def late(*which: Any) -> None:
-        if not finished:
-            source = store_name()
-            finished.append(StoreHandle(name, left(source).store_id, OPTIONS["n_readers"]))
-            (SHM / name).write_bytes((SHM / source).read_bytes())
-            (SHM / source).unlink()
-        remove(*which)
-
-    monkeypatch.setattr(native, "remove", late)
-    writer = reopened(stores, name)
-    assert (finished, 1) == ([writer.handle], writer.recovered)
+    with ObjectStoreWriter.open(name, **OPTIONS, n_writers=n_writers) as writer:
+        assert (made, n_writers - 1, 2 - n_writers) == ([writer.handle], writer.index, writer.recovered)
 
 
 def test_a_file_that_is_empty_and_young_is_being_created(stores: Stores, name: str) -> None:
@@ -383,19 +384,6 @@ def test_a_file_that_is_empty_and_young_is_being_created(stores: Stores, name: s
 
 
 # ---- two at once
-
-
-def leave_nothing(name: str) -> None:
-    pass
-
-
-def leave_other(name: str) -> None:
-    left(name, capacity=8192)
-
-
-def leave_empty(name: str) -> None:
-    (SHM / name).touch(0o600)
-    os.utime(SHM / name, (0, 0))
 
 
 def race(name: str, go: Signal, told: Signal, end: Signal) -> str:

@@ -13,8 +13,8 @@ from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.segments import find_segments
 from shmstore.inspect.verify import verify
 from tests.inspect.cases import piped
-from tests.store.test_segments import free_bytes, mount_small
-from tests.support import SHM, Stores, bits, in_child, random_tensor, store_name
+from tests.store.test_segments import free_bytes
+from tests.support import SHM, Stores, bits, in_child, on, random_tensor, store_name
 
 MIB = 1 << 20
 OPTIONS: dict[str, Any] = {"capacity": 2 * MIB, "n_readers": 1, "n_writers": 4, "max_objects": 16}
@@ -67,11 +67,7 @@ def die(name: str, index: int | None = None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def share_a_small_file_system() -> Any:
-    try:
-        mount_small(8 * MIB)
-    except OSError as error:
-        return f"no file system of one's own here: {error}"
+def share_a_small_file_system() -> int:
     name = store_name()
     with ObjectStoreWriter.open(name, **OPTIONS) as first:  # the data of four and the tables are more than there is
         use(first, 1)
@@ -101,9 +97,7 @@ def share_a_small_file_system() -> Any:
 
 
 def test_only_arenas_that_fit_are_taken_and_the_others_wait_for_room() -> None:
-    result = in_child(share_a_small_file_system)
-    if isinstance(result, str):
-        pytest.skip(result)
+    result = on("tmpfs", SHM, "size=8m", share_a_small_file_system)
     assert 6 * MIB < result < 7 * MIB
 
 

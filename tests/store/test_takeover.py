@@ -1,6 +1,5 @@
 """What a reader notices: another writer, a store that was removed, and one that comes while it waits."""
 
-import ctypes
 import os
 import signal
 import threading
@@ -8,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,11 +29,6 @@ LARGE: dict[str, Any] = OPTIONS | {"capacity": 128 << 20}
 VALUE = random_tensor(1, 5000)
 
 
-def reopened(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreWriter:
-    writer.close(unlink=False)
-    return stores.keep(ObjectStoreWriter.open(writer.name, **OPTIONS))
-
-
 # ---- another writer
 
 
@@ -45,7 +38,8 @@ def test_the_epoch_of_a_reader_grows_by_one_with_each_takeover(stores: Stores) -
     for epoch in (1, 2, 3):
         ref = writer.put(f"k{epoch}", epoch)
         assert (epoch, epoch) == (reader.get(ref), reader.writer_epoch)
-        writer = reopened(stores, writer)
+        writer.close(unlink=False)
+        writer = stores.keep(ObjectStoreWriter.open(writer.name, **OPTIONS))
 
 
 # ---- a store that was removed
@@ -100,24 +94,6 @@ def test_a_reader_waits_for_its_store_without_spinning(stores: Stores, name: str
         ready.close()
     assert writer.handle.store_id == store_id
     assert spent < 0.3
-
-
-def test_a_store_that_comes_in_a_folder_that_is_made_again_is_seen(stores: Stores, tmp_path: Path) -> None:
-    folder = tmp_path / "stores"
-    folder.mkdir()
-
-    def make_again() -> None:
-        folder.rmdir()
-        time.sleep(0.1)
-        folder.mkdir()
-        stores.create(name="again", dir=folder)
-
-    timer = threading.Timer(0.2, make_again)
-    timer.start()
-    begin = time.monotonic()
-    assert 0 == stores.keep(ObjectStoreReader.attach("again", dir=folder, wait=20)).rank
-    assert time.monotonic() - begin < 10
-    timer.join()
 
 
 def test_a_creation_that_is_going_on_is_waited_for(stores: Stores, name: str) -> None:
@@ -178,22 +154,6 @@ def test_an_interrupt_ends_the_waiting(name: str) -> None:
         timer.join()
         signal.signal(signal.SIGUSR1, before)
     assert descriptors == len(os.listdir("/proc/self/fd"))
-
-
-def test_who_waits_needs_no_inotify_instance(stores: Stores, name: str) -> None:
-    """The limit is of the user; the first call that fails says that none is left."""
-    libc = ctypes.CDLL(None)
-    taken: list[int] = []
-    try:
-        while (fd := libc.inotify_init1(os.O_CLOEXEC)) >= 0:
-            taken.append(fd)
-        timer = threading.Timer(0.1, lambda: stores.create(name=name))
-        timer.start()
-        assert name == stores.keep(ObjectStoreReader.attach(name, wait=20)).name
-        timer.join()
-    finally:
-        for fd in taken:
-            os.close(fd)
 
 
 # ---- a process that was killed just now
