@@ -50,8 +50,8 @@ class MultiModalCacheConfig:
     shm_max_objects: int | None = None
     """Maximum number of items in the segment; the limit of unread references grows with it. For `shm` only.
 
-    None means one for each 16 KiB, from 256 to 1,048,576. Set a larger number if most items are smaller, or a part of
-    the segment is never used. Each item takes about 110 bytes (1 rank) to 330 bytes (32 ranks) beside
+    None means that of `max_objects` of `StoreOptions`. Set a larger number if most items are smaller than 16 KiB, or a
+    part of the segment is never used. Each item takes about 110 bytes (1 rank) to 330 bytes (32 ranks) beside
     `ipc_cache_gb`."""
     shm_name: str | None = None
     """POSIX name of the segment; None means a unique name. It is ignored if there is no segment.
@@ -59,7 +59,7 @@ class MultiModalCacheConfig:
     API servers that share a segment find it by this name, so they need one. A host has one segment of a name, so each
     replica (`data_parallel_external_lb`) needs its own."""
     shm_dir: str | None = None
-    """Folder of the segment, as this process sees it; None means that of SHMSTORE_DIR, without it /dev/shm."""
+    """Folder of the segment, as this process sees it; None means that of `dir` of `StoreOptions`."""
     shm_gid: int | None = None
     """Group that may use the segment, too (mode 0660), with `shm_allow_uid`; None means its own user alone."""
     shm_allow_uid: int | None = None
