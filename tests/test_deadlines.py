@@ -20,9 +20,7 @@ import shmstore
 from shmstore import ObjectStoreReader, ObjectStoreWriter, PickleSerde
 from shmstore.bindings import store as native
 from shmstore.errors import unless_interrupted
-from shmstore.integrations import sglang, vllm
-from shmstore.integrations.sglang import compare as sglang_compare
-from shmstore.integrations.vllm import compare as vllm_compare
+from shmstore.integrations import compare, sglang, vllm
 from shmstore.multimodal import hash_item
 from shmstore.multimodal.caches.stored_updates import StoredUpdates
 from shmstore.scheduler.block_pool import BlockPool
@@ -153,10 +151,10 @@ def sglang_sender(patch: Patch) -> None:
     imported(patch, sglang, "sender").Sender().hand_out(torch.zeros(2), 1)
 
 
-def register(patch: Patch, plugin: Any, compare: Any) -> None:
+def register(patch: Patch, plugin: Any) -> None:
     for name in ("SHMSTORE_VLLM", "SHMSTORE_SGLANG", sglang.AGREED, sglang.GIB):
         patch.delenv(name, raising=False)
-    patch.setattr(compare, "installed", ring)
+    patch.setattr(compare, "resolve_name", ring)
     plugin.register()
 
 
@@ -191,9 +189,9 @@ AROUND: dict[str, Callable[[Patch], object]] = {
     "a folder": in_folder,
     "Mooncake's start": lambda _: connecting(),
     "Mooncake's client": lambda _: _Lane(MagicMock(), Mock(send_bytes=ring), memoryview(b"")).ask("has"),
-    "SGLang's source": partial(register, plugin=sglang, compare=sglang_compare),
+    "SGLang's source": partial(register, plugin=sglang),
     "SGLang's settings": sglang_sender,
-    "vLLM's source": partial(register, plugin=vllm, compare=vllm_compare),
+    "vLLM's source": partial(register, plugin=vllm),
     "vLLM's masks": vllm_updates,
 }
 

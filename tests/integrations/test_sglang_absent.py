@@ -6,7 +6,6 @@ import logging
 import os
 import subprocess
 import sys
-import zipfile
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from shmstore.integrations import sglang
 from shmstore.integrations.sglang import AGREED, GIB, capacity, compare
-from shmstore.integrations.sglang.known import FEATURES
 
 pytestmark = pytest.mark.skipif("sglang" in {one.name for one in distributions()}, reason="SGLang is here")
 
@@ -78,15 +76,15 @@ def test_the_size_is_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 << 29 == capacity()
 
 
-def test_the_command_says_of_wheels_what_is_known(tmp_path: Path) -> None:
-    wheel = tmp_path / "other.whl"
-    with zipfile.ZipFile(wheel, "w") as files:
-        files.writestr("sglang-9.9.dist-info/METADATA", "Name: sglang\nVersion: 9.9\n")
-        files.writestr(f"sglang/{FEATURES[0].file}", "class ShmPointerMMData:\n    def __init__(self, tensor): ...\n")
+def test_the_command_says_which_versions_are_known_and_what_is_missing_here() -> None:
     command = [sys.executable, "-m", "shmstore.integrations.sglang.compare"]
-    said = subprocess.run([*command, wheel], capture_output=True, text=True, check=False)
-    assert (1, True) == (said.returncode, said.stdout.splitlines()[-1].startswith("| 9.9 | ShmPointerMMData"))
-    assert 2 == subprocess.run([*command, str(tmp_path)], capture_output=True, check=False).returncode
+    for given, status, said in (
+        (["0.5.22", "0.5.23"], 0, "| 0.5.23 | >=0.5.22,<0.5.24 | as known |"),
+        (["0.5.22", "0.5.24"], 1, "| 0.5.24 | >=0.5.22,<0.5.24 | not tested |"),
+        ([], 1, "ModuleNotFoundError: No module named 'sglang' |"),
+    ):
+        done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)
+        assert (status, True) == (done.returncode, done.stdout.rstrip().endswith(said)), done
 
 
 def test_where_sglang_is_known_what_a_killed_server_has_left_is_removed_at_load(
@@ -98,8 +96,7 @@ def test_where_sglang_is_known_what_a_killed_server_has_left_is_removed_at_load(
         left = Path("/dev/shm", server.stdout.readline().strip())
         server.kill()
     assert left.exists()
-    monkeypatch.setattr(compare, "installed", lambda: None)
-    monkeypatch.setattr(compare, "difference", lambda *_: None)
+    monkeypatch.setattr(compare, "difference", lambda: None)
     with pytest.raises(ModuleNotFoundError):  # of SGLang, behind the decision
         sglang.register()
     assert ("in", False) == (os.environ[AGREED], left.exists())

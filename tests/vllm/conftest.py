@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib.metadata import distributions
+from inspect import isfunction, unwrap
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 
 from shmstore.files import PREFIX, holders
-from shmstore.integrations.compare import Sources
-from shmstore.integrations.vllm import compare
 from shmstore.store import ObjectStoreWriter
 
 collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*", "encoder/test_*"]
@@ -32,12 +32,20 @@ VLLMS = ("psm_", "vllm_dist_", "sem.loky-", "sem.mp-")
 """How the names of vLLM's own files in /dev/shm begin."""
 
 
-def change(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> None:
-    """Let the plug-in see another vLLM: in one of its source files, one text stands in the place of another."""
-    real = compare.installed()
-    assert old in real.read(file)
-    read = lambda asked: real.read(asked).replace(old, new) if asked == file else real.read(asked)  # noqa: E731
-    monkeypatch.setattr(compare, "installed", lambda: Sources("vllm", read))
+def change(monkeypatch: pytest.MonkeyPatch, path: str, old: str) -> None:
+    """Let this be another vLLM, in which a function, or those of a class, use "other" in the place of a name."""
+
+    def other(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple("other" if name == old else name for name in names)
+
+    found = resolve_name(f"vllm.{path}")
+    functions = [one for one in (vars(found).values() if isinstance(found, type) else [found]) if isfunction(one)]
+    uses = [one for one in map(unwrap, functions) if old in one.__code__.co_names + one.__code__.co_varnames]
+    assert uses
+    for one in uses:
+        code = one.__code__
+        code = code.replace(co_names=other(code.co_names), co_varnames=other(code.co_varnames))
+        monkeypatch.setattr(one, "__code__", code)
 
 
 @pytest.fixture(autouse=True)

@@ -1,90 +1,87 @@
-"""The plug-in goes on only in a vLLM whose sources are as it knows them."""
+"""The plug-in goes on only in a vLLM that was tested, and whose calls are as it knows them."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-import zipfile
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import vllm
 
-from shmstore.integrations.compare import _METHOD
+from shmstore.integrations.compare import Has, Uses
 from shmstore.integrations.vllm import compare, receiver, register, seams, sender
-from shmstore.integrations.vllm.known import CACHES, ENCODER_CACHE, ENCODER_CONNECTOR, KV_CACHE
+from shmstore.integrations.vllm.encoder_cache import EncoderManager
+from shmstore.integrations.vllm.scheduler import KVManager
 from tests.vllm.conftest import change
 
-BASE, ENGINE = "multimodal/cache/base.py", "v1/engine"
-DIFFERENCES = [
-    (BASE, "def touch_sender_cache_item(self, mm_hash: str)", "def touch_sender_cache_item(self, mm_hash, lease)"),
-    (BASE, "def touch_sender_cache_item(", "def rotate(self): ...\n    def touch_sender_cache_item("),
-    (BASE, "def touch_receiver_cache_item(", "def rotate(self): ...\n    def touch_receiver_cache_item("),
-    (BASE, "def is_cached_item(self, mm_hash: str)", "def has_item(self, mm_hash: str)"),
-    (
-        "multimodal/cache/shm.py",
-        "def __init__(self, vllm_config: VllmConfig)",
-        "def __init__(self, config, vllm_config)",
-    ),
-    ("multimodal/cache/factories.py", "return ShmObjectStoreSenderCache(", "return Sender("),
-    ("multimodal/cache/factories.py", "return ShmObjectStoreReceiverCache(", "return Receiver("),
-    ("multimodal/cache/factories.py", "_get_cache_type", "_choose"),
-    ("multimodal/inputs.py", '    field: "BaseMultiModalField"', '    place: int\n    field: "BaseMultiModalField"'),
-    ("multimodal/inputs.py", "    identifier: str", "    name: str"),
-    (f"{ENGINE}/output_processor.py", "def add_request(\n        self,\n", "def add_request(\n        self, first,\n"),
-    (f"{ENGINE}/output_processor.py", "def abort_requests(self, ", "def abort_requests(self, why, "),
-    (f"{ENGINE}/output_processor.py", "request_states", "requests"),
-    (
-        f"{ENGINE}/core_client.py",
-        "        engine: EngineIdentity | None = None,",
-        "        to: EngineIdentity | None = None,",
-    ),
-    (f"{ENGINE}/__init__.py", "    def finished(self)", "    def ended(self)"),
-    ("config/parallel.py", "enable_elastic_ep", "elastic"),
-]
+ROWS = [(f"{part}: {row.of}", row) for part, rows in compare.PARTS.items() for row in rows]
 
 
-def test_this_vllm_is_known() -> None:
-    assert compare.difference(compare.installed(), CACHES) is None
-    assert compare.difference(compare.installed(), ENCODER_CACHE) is None
-    assert compare.difference(compare.installed(), KV_CACHE) is None
+@pytest.mark.parametrize("part", compare.PARTS)
+def test_this_vllm_is_known(part: str) -> None:
+    assert compare.difference(compare.PARTS[part]) is None
 
 
-def test_the_caches_of_the_plugin_answer_every_call_that_is_known() -> None:
-    inherited = {"is_cached", "get_and_update", "cache_if_fits"}
-    for known, cls in zip(CACHES, (sender.SenderCache, receiver.ReceiverCache), strict=False):
-        named = {name for name, _ in _METHOD.findall(known.methods)}
-        assert named - inherited <= vars(cls).keys()
+@pytest.mark.parametrize(("name", "row"), ROWS, ids=[name for name, _ in ROWS])
+def test_a_row_that_said_anything_else_would_differ(name: str, row: Has | Uses) -> None:
+    for word in re.finditer(r"\w+\b(?!\?)", row.names):
+        other = f"{row.names[: word.end()]}_{row.names[word.end() :]}"
+        assert compare.difference([replace(row, names=other)]), f"{word.group()} is not compared"
+    if isinstance(row, Has) and (row.only or row.asked_by):
+        for word in re.finditer(r"(?<![(\w])\w+(\([^)]*\))?(?=\s|$)", row.names):
+            assert compare.difference([replace(row, names=row.names.replace(word.group(), "", 1))]), word.group()
 
 
-@pytest.mark.parametrize(("file", "old", "new"), DIFFERENCES, ids=[new.strip()[:40] for _, _, new in DIFFERENCES])
+OURS = [sender.SenderCache, receiver.ReceiverCache, KVManager, EncoderManager(9)]
+
+
+@pytest.mark.parametrize(
+    ("row", "ours"),
+    list(zip((*compare.CACHES[:2], *compare.KV_CACHE, *compare.ENCODER_CACHE), OURS, strict=False)),
+)
+def test_our_class_answers_each_call_whose_parameters_are_known(row: Has, ours: Any) -> None:
+    of_vllm = {name for base in getattr(ours, "__mro__", ()) if base.__module__[:5] == "vllm." for name in vars(base)}
+    answers = set(dir(ours)) - (of_vllm - {name for name in of_vllm if name in vars(ours)})
+    assert set() == set(re.findall(r"(\w+)\(", row.names)) - answers
+
+
+@pytest.mark.parametrize(
+    ("path", "gone"),
+    [
+        ("multimodal.processing.processor:BaseMultiModalProcessor", "release_sender_touches"),
+        ("multimodal.cache.factories:processor_cache_from_config", "ShmObjectStoreSenderCache"),
+        ("multimodal.cache.shm:ShmObjectStoreReceiverCache.__init__", "shared_worker_lock"),
+        ("v1.engine.output_processor:OutputProcessor.abort_requests", "pop"),
+        ("v1.engine.output_processor:OutputProcessor._finish_request", "request_states"),
+        ("v1.engine.core_client:AsyncMPClient._send_input", "engine"),
+        ("v1.engine.core_client:DPAsyncMPClient.add_request_async", "ADD"),
+        ("v1.engine.async_llm:AsyncLLM", "abort_requests"),
+    ],
+)
 def test_what_differs_keeps_the_plugin_out(
-    file: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: str, gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(seams, "install", lambda: pytest.fail("it was changed"))
-    change(monkeypatch, file, old, new)
+    change(monkeypatch, path, gone)
     monkeypatch.setenv("SHMSTORE_VLLM", "1")
     register()
     assert 1 == len([record for record in caplog.records if record.name == "vllm.shmstore"])
     monkeypatch.setenv("SHMSTORE_VLLM", "strict")
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match=gone):
         register()
 
 
-def test_the_command_says_of_wheels_what_is_known(tmp_path: Path) -> None:
-    sources = compare.installed()
-    wheels = []
-    for name, remove in (("known", None), ("other", BASE)):
-        wheels.append(tmp_path / f"{name}.whl")
-        with zipfile.ZipFile(wheels[-1], "w") as wheel:
-            wheel.writestr("vllm-9.9.dist-info/METADATA", "Name: vllm\nVersion: 9.9\n")
-            for file in {known.file for known in (*CACHES, *KV_CACHE, *ENCODER_CACHE, *ENCODER_CONNECTOR)} - {remove}:
-                wheel.writestr(f"vllm/{file}", sources.read(file))
+@pytest.mark.parametrize("version", ["0.31.0", "0.34.0", "0.34.0.dev1+gabc", "dev"])
+def test_a_version_that_was_not_tested_keeps_every_part_out(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    assert all(version in str(compare.difference(rows)) for rows in compare.PARTS.values())
+
+
+def test_the_command_shows_what_is_known_of_this_vllm() -> None:
     command = [sys.executable, "-m", "shmstore.integrations.vllm.compare"]
-    known, both = (
-        subprocess.run([*command, *given], capture_output=True, text=True, check=False)
-        for given in (wheels[:1], wheels)
-    )
-    assert (0, 1) == (known.returncode, both.returncode)
-    assert "| 9.9 | as known | as known | as known | as known |" == known.stdout.splitlines()[-1]
-    assert BASE in both.stdout.splitlines()[-1]
-    assert 2 == subprocess.run([*command, str(tmp_path)], capture_output=True, check=False).returncode
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"as known"} == {line.split(" | ")[-1].strip(" |") for line in shown[2:]}
+    assert len(ROWS) + 3 == len(shown)

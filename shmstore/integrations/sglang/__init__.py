@@ -8,16 +8,14 @@ and private to it. A tensor for which the store has no room goes by SGLang's own
     SHMSTORE_SGLANG_GB    size of the store in GiB (4)
     SHMSTORE_SGLANG_STORE a name for the store, which then outlives its server, and the next one takes it over
 
-The process at the top compares SGLang's classes and functions with those that the plug-in knows (`compare`), and leaves
-its verdict in the environment, so that all processes which it starts agree. If they differ, SGLang is as it was, and
-one line is logged.
+The process at the top compares SGLang's version, and the calls between SGLang and the plug-in, with what is known
+(`compare`), and leaves its verdict in the environment, so that all processes which it starts agree. If they differ,
+SGLang is as it was, and one line is logged.
 """
 
 import logging
 import os
 from contextlib import suppress
-
-from shmstore.errors import unless_interrupted
 
 __all__ = ["register"]
 
@@ -59,16 +57,11 @@ def capacity() -> int:
 
 def _decide() -> bool:
     from shmstore.integrations.sglang import compare
-    from shmstore.integrations.sglang.known import FEATURES
     from shmstore.places import folder_of
     from shmstore.store.orphans import remove_dead
 
     capacity()  # a wrong setting is an error now, and not at the first image
-    try:
-        problem = compare.difference(compare.installed(), FEATURES)
-    except unless_interrupted(Exception) as error:  # whatever another SGLang makes of our questions
-        problem = f"{type(error).__name__}: {error}"
-    if problem is not None:
+    if (problem := compare.difference()) is not None:
         _log.warning("shmstore stays out, and SGLang uses its own files: %s", problem)
         return False
     remove_dead(folder_of())  # what a server that was killed has left

@@ -10,8 +10,8 @@ keeps the item until the request is over, however often and by however many work
     SHMSTORE_VLLM_WAIT  seconds (1) for which an API server waits for an item that another one processes
     SHMSTORE_TIER       the URL of a tier, in which API servers of other hosts find what this one has processed
 
-`register` first compares vLLM's classes and methods with those that the plug-in knows (`compare`). If they differ, it
-changes nothing and logs one line.
+`register` first compares vLLM's version, and the calls between vLLM and the plug-in, with what is known (`compare`). If
+they differ, it changes nothing and logs one line.
 """
 
 import logging
@@ -37,10 +37,9 @@ def register() -> None:
     if wanted == "0":
         return
     from shmstore.integrations.vllm import compare  # here: it is also a command, which this module must not load
-    from shmstore.integrations.vllm.known import CACHES
 
     try:
-        problem = compare.difference(compare.installed(), CACHES)
+        problem = compare.difference(compare.CACHES)
         if problem is None:
             from shmstore.integrations.vllm import seams  # not before: it imports what was compared
     except unless_interrupted(Exception) as error:  # whatever another vLLM makes of our questions

@@ -13,7 +13,6 @@ import vllm.v1.core.encoder_cache_manager as _vllm
 
 from shmstore.integrations.vllm import compare
 from shmstore.integrations.vllm.encoder import scope
-from shmstore.integrations.vllm.known import ENCODER_CACHE
 from shmstore.scheduler import EncoderCacheManager
 
 _log = logging.getLogger("vllm.shmstore")
@@ -45,7 +44,7 @@ class EncoderManager:
             problem: str | None = "it does not know encoder-decoder models"
             theirs: Any = _vllm.EncoderDecoderCacheManager
         else:
-            problem = compare.difference(compare.installed(), ENCODER_CACHE)
+            problem = compare.difference(compare.ENCODER_CACHE)
             theirs = FollowedManager
         if problem is None:
             _log.info("vLLM's scheduler uses the encoder-cache manager of shmstore")

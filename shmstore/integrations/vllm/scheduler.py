@@ -4,7 +4,7 @@
 
 It is vLLM's own scheduler, synchronous or asynchronous as the configuration says. When it has been built, our manager
 takes the place of vLLM's. It answers the same calls with the same blocks. If ours does not serve a configuration, or
-vLLM's manager or scheduler is not as `known` has it, vLLM's stays, and one line in the log says why.
+vLLM's manager or scheduler is not as `compare` knows it, vLLM's stays, and one line in the log says why.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import vllm.v1.core.single_type_kv_cache_manager as _types
 from vllm.v1.metrics.stats import PrefixCacheStats
 
 from shmstore.integrations.vllm import compare
-from shmstore.integrations.vllm.known import KV_CACHE
 from shmstore.scheduler import (
     BlockHashes,
     ChunkedLocalAttentionSpec,
@@ -160,7 +159,7 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         try:
-            if problem := compare.difference(compare.installed(), KV_CACHE):
+            if problem := compare.difference(compare.KV_CACHE):
                 raise ValueError(problem)
             if self.connector is not None:
                 raise ValueError("it does not know KV connectors")
@@ -173,7 +172,7 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
                 self.kv_cache_manager, self.vllm_config.max_in_flight_tokens, self.scheduler_config.watermark
             )
             _log.info("vLLM's scheduler uses the KV-cache manager of shmstore")
-        except ValueError as why:
+        except (AttributeError, ValueError) as why:
             _log.warning("The KV-cache manager of shmstore does not serve this, so vLLM's own stays: %s", why)
 
     def add_request(self, request: Any) -> None:

@@ -15,10 +15,8 @@ import vllm
 from vllm.config import ECTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 
-from shmstore.integrations.vllm import compare
 from shmstore.integrations.vllm.encoder import ShmstoreECConnector, scope
 from shmstore.integrations.vllm.encoder.settings import Settings
-from shmstore.integrations.vllm.known import ENCODER_CONNECTOR
 from shmstore.store import ObjectStoreWriter
 from tests.support import store_name
 from tests.vllm.conftest import change
@@ -32,11 +30,9 @@ def config(model: Path) -> Any:
     return vllm_config(model, 40, skip_tokenizer_init=False, ec_transfer_config=transfer)
 
 
-def test_this_vllm_is_known_and_another_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compare.difference(compare.installed(), ENCODER_CONNECTOR) is None
-    file = ENCODER_CONNECTOR[0].file
-    change(monkeypatch, file, "def has_cache_item(", "def has_item(")
-    with pytest.raises(RuntimeError, match="has_cache_item"):
+def test_a_vllm_that_does_not_ask_for_lost_requests_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(monkeypatch, "v1.core.sched.scheduler:Scheduler.update_from_output", "take_unavailable_requests")
+    with pytest.raises(RuntimeError, match="take_unavailable_requests"):
         ShmstoreECConnector(config, ECConnectorRole.SCHEDULER)
 
 

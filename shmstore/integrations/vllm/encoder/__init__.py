@@ -22,7 +22,6 @@ from shmstore.integrations.vllm.encoder.messages import EncoderMetrics, EncoderS
 from shmstore.integrations.vllm.encoder.scheduler import SchedulerSide
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.integrations.vllm.encoder.worker import WorkerSide
-from shmstore.integrations.vllm.known import ENCODER_CONNECTOR
 
 __all__ = ["ShmstoreECConnector"]
 
@@ -36,7 +35,7 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         """Open the store. Raises ValueError for wrong options, and for an engine that it cannot serve."""
         super().__init__(vllm_config, role)
-        if (problem := compare.difference(compare.installed(), ENCODER_CONNECTOR)) is not None:
+        if (problem := compare.difference(compare.ENCODER_CONNECTOR)) is not None:
             raise RuntimeError(f"shmstore does not know this vLLM: {problem} (hint: remove --ec-transfer-config)")
         settings, namespace = Settings.of(vllm_config), scope.namespace(vllm_config)
         self._scheduler: Any = None
