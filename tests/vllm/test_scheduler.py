@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from vllm.config import KVEventsConfig, KVTransferConfig, SpeculativeConfig, VllmConfig
+from vllm.config import DiffusionConfig, KVEventsConfig, KVTransferConfig, SpeculativeConfig, VllmConfig
 from vllm.config.ec_manager_config import EncoderCacheManagerConfig
 from vllm.distributed.kv_events import BlockStored
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -175,7 +175,10 @@ def test_groups_of_unequal_blocks_give_the_same_tokens(text: Path) -> None:
 
 
 def fall_back(text: Path, specs: list[Any], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[str]:
-    """Return what the log says about a configuration for which vLLM's manager stays."""
+    """Return what the log says about a configuration for which vLLM's manager stays; without a log it is an error."""
+    with pytest.raises(RuntimeError, match="vLLM's own stays"):
+        Engine(ours.Scheduler, vllm_config(text, 40, **settings), kv_cache_config(40, *specs))
+    monkeypatch.setenv("SHMSTORE_VLLM", "1")
     said: list[str] = []
     monkeypatch.setattr(ours._log, "warning", lambda line, *about: said.append(line % about))
     engine = Engine(ours.Scheduler, vllm_config(text, 40, **settings), kv_cache_config(40, *specs))
@@ -230,6 +233,7 @@ def test_what_is_new_in_033_keeps_the_manager_of_vllm(
 ) -> None:
     """vLLM has it with models that are not here, so the scheduler believes that it does."""
     said: list[str] = []
+    monkeypatch.setenv("SHMSTORE_VLLM", "1")
     monkeypatch.setattr(ours._log, "warning", lambda line, *about: said.append(line % about))
     monkeypatch.setattr(ours.Scheduler, "num_hash_lookahead_tokens", 0, raising=False)
     own = property(lambda self: value, lambda self, other: None)
@@ -244,6 +248,9 @@ def test_an_unknown_encoder_manager_stays(
 ) -> None:
     change(monkeypatch, "v1.core.sched.scheduler:Scheduler._free_request", "free")
     config = vllm_config(text, 40, ec_manager_config=ENCODER)
+    with pytest.raises(RuntimeError, match="is asked for other"):
+        Engine(Scheduler, config, kv_cache_config(40, full()))
+    monkeypatch.setenv("SHMSTORE_VLLM", "1")
     engine = Engine(Scheduler, config, kv_cache_config(40, full()))
     assert isinstance(engine.scheduler.encoder_cache_manager, EncoderCacheManager)
     assert "is asked for other" in caplog.text
@@ -255,10 +262,22 @@ def test_the_encoder_manager_comes_by_vllms_own_setting(text: Path) -> None:
         assert cls is type(engine.scheduler.encoder_cache_manager)
 
 
-def test_an_encoder_decoder_model_keeps_the_encoder_manager_of_vllm() -> None:
+def test_an_encoder_decoder_model_keeps_the_encoder_manager_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHMSTORE_VLLM", "1")
     about = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=True))
     made = EncoderManager.create_manager(cache_size=12, vllm_config=about)
     assert EncoderDecoderCacheManager is type(made)
+
+
+def test_a_call_that_our_encoder_manager_lacks_is_not_answered_by_another() -> None:
+    assert not hasattr(EncoderManager(12), "unreserve"), "our own manager has it, and vLLM may mean something else"
+
+
+def test_a_diffusion_model_which_needs_a_scheduler_of_its_own_is_refused(text: Path) -> None:
+    config = vllm_config(text, 40)
+    config.diffusion_config = DiffusionConfig(canvas_length=8)
+    with pytest.raises(ValueError, match="diffusion model"):
+        Engine(ours.Scheduler, config, kv_cache_config(40, full()))
 
 
 def test_room_that_was_asked_for_and_not_taken_is_there_for_the_next_request() -> None:

@@ -46,7 +46,12 @@ def register() -> None:
         problem = f"{type(error).__name__}: {error}"
     if problem is None:
         seams.install()
-    elif wanted == "strict":
-        raise RuntimeError(f"shmstore does not know this vLLM: {problem} (hint: unset SHMSTORE_VLLM to go on without)")
     else:
-        _log.warning("shmstore stays out, and vLLM uses its own caches: %s", problem)
+        stay_out("shmstore stays out, and vLLM uses its own caches", problem)
+
+
+def stay_out(what: str, why: object) -> None:
+    """Log that something of vLLM's own is used, and why; with ``SHMSTORE_VLLM=strict`` that is a RuntimeError."""
+    if os.environ.get("SHMSTORE_VLLM") == "strict":
+        raise RuntimeError(f"{what}: {why} (hint: without SHMSTORE_VLLM=strict this is only logged)")
+    _log.warning("%s: %s", what, why)

@@ -11,7 +11,7 @@ from typing import Any
 
 import vllm.v1.core.encoder_cache_manager as _vllm
 
-from shmstore.integrations.vllm import compare
+from shmstore.integrations.vllm import compare, stay_out
 from shmstore.integrations.vllm.encoder import scope
 from shmstore.scheduler import EncoderCacheManager
 
@@ -28,14 +28,17 @@ class FollowedManager(_vllm.EncoderCacheManager):  # type: ignore[misc]
 
 
 class EncoderManager:
-    """Our encoder-cache manager as vLLM's scheduler calls it; calls that are not here go to `EncoderCacheManager`.
+    """Our encoder-cache manager as vLLM's scheduler calls it.
 
     vLLM asks about all items of a request, and then allocates them, or not if blocks are short.
     """
 
     def __init__(self, cache_size: int) -> None:
-        self._ours = EncoderCacheManager(cache_size)
+        self._ours = ours = EncoderCacheManager(cache_size)
         self._asked: Any = None
+        self.allocate, self.free, self.free_encoder_input = ours.allocate, ours.free, ours.free_encoder_input
+        self.check_and_update_cache, self.get_cached_input_ids = ours.check_and_update_cache, ours.get_cached_input_ids
+        self.get_freed_mm_hashes = ours.get_freed_mm_hashes
 
     @classmethod
     def create_manager(cls, *, cache_size: int, vllm_config: Any) -> Any:
@@ -49,11 +52,8 @@ class EncoderManager:
         if problem is None:
             _log.info("vLLM's scheduler uses the encoder-cache manager of shmstore")
             return cls(cache_size)
-        _log.warning("The encoder-cache manager of shmstore does not serve this, so vLLM's own stays: %s", problem)
+        stay_out("The encoder-cache manager of shmstore does not serve this, so vLLM's own stays", problem)
         return theirs.create_manager(cache_size=cache_size, vllm_config=vllm_config)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ours, name)
 
     def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
         """Reserve room for item i. With its first item a request frees what the one before has reserved in vain."""

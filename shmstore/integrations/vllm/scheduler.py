@@ -4,7 +4,8 @@
 
 It is vLLM's own scheduler, synchronous or asynchronous as the configuration says. When it has been built, our manager
 takes the place of vLLM's. It answers the same calls with the same blocks. If ours does not serve a configuration, or
-vLLM's manager or scheduler is not as `compare` knows it, vLLM's stays, and one line in the log says why.
+vLLM's manager or scheduler is not as `compare` knows it, vLLM's stays, and one line in the log says why. With
+``SHMSTORE_VLLM=strict`` the engine fails instead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import vllm.v1.core.sched.scheduler as _sync
 import vllm.v1.core.single_type_kv_cache_manager as _types
 from vllm.v1.metrics.stats import PrefixCacheStats
 
-from shmstore.integrations.vllm import compare
+from shmstore.integrations.vllm import compare, stay_out
 from shmstore.scheduler import (
     BlockHashes,
     ChunkedLocalAttentionSpec,
@@ -152,7 +153,9 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
     kv_cache_manager: Any
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Scheduler:
-        """Make an instance of the class for the configuration's mode."""
+        """Make an instance of the class for the configuration's mode; ValueError for a diffusion model."""
+        if vllm_config.diffusion_config is not None:
+            raise ValueError("a diffusion model needs vLLM's scheduler for it, so remove --scheduler-cls")
         is_async = cls is Scheduler and vllm_config.scheduler_config.async_scheduling
         return object.__new__(AsyncScheduler if is_async else cls)
 
@@ -173,7 +176,7 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
             )
             _log.info("vLLM's scheduler uses the KV-cache manager of shmstore")
         except (AttributeError, ValueError) as why:
-            _log.warning("The KV-cache manager of shmstore does not serve this, so vLLM's own stays: %s", why)
+            stay_out("The KV-cache manager of shmstore does not serve this, so vLLM's own stays", why)
 
     def add_request(self, request: Any) -> None:
         """Add a request, whose block hashes are in C from now on."""
