@@ -583,6 +583,24 @@ def test_a_load_of_a_step_without_tokens_is_sent_with_the_next(host: Host) -> No
     assert 0 == host.holds()
 
 
+@pytest.mark.parametrize("calls", [0, 2])
+def test_an_engine_that_tells_of_no_output_or_of_each_twice_goes_on(
+    host: Host, calls: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What its steps hold is released, if late, and the log says so once."""
+    one = host.engine(settings={"enable_prefix_caching": False})
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    lost = one.side.lost
+    monkeypatch.setattr(one.side, "lost", lambda: set().union(*(lost() for _ in range(calls))))
+    for picture in range(50):
+        one.ask(f"r{picture}", picture)
+        one.run()
+    assert 50 == one.encodes == sum(len(tokens) == 3 for tokens in one.tokens.values())
+    assert (0 if calls else 64) == len(one.side._under_way)
+    assert not host.claimed(one, 1)
+    assert 1 == len({record.created for record in caplog.records if "than steps" in record.msg})
+
+
 def test_a_claim_on_an_item_that_a_preemption_has_taken_out_of_its_step_ends(host: Host) -> None:
     one = host.engine()
     one.ask("a", 1)

@@ -28,6 +28,9 @@ _HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
 _TEXT = re.compile("[^\ud800-\udfff]+")
 """What has UTF-8, and so can be a key."""
 
+_UNDER_WAY = 64
+"""More steps than an engine has under way: at most two for each stage of its pipeline."""
+
 _log = logging.getLogger("vllm.shmstore")
 
 
@@ -60,12 +63,12 @@ class SchedulerSide:
         self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
         self._allocated: list[tuple[str, int, Any]] = []  # in the next step: request, index and item
         self._loads: dict[str, PinnedRef] = {}  # allocated, and not yet sent to the workers, by identifier
-        self._under_way: deque[list[PinnedRef | Claim]] = deque()  # what each step holds
+        self._under_way: deque[list[PinnedRef | Claim]] = deque(maxlen=_UNDER_WAY)  # what each step holds
         self._local: set[str] = set()  # identifiers in vLLM's own encoder cache
         self._since: dict[str, float] = {}  # when a request first waited
         self._lost: set[str] = set()  # requests that cannot be served
         self._wrong: set[str] = set()  # keys under which this step has found something else than an output
-        self._warned = False
+        self._warned = self._warned_of_steps = False
         self._figures: Counter[str] = Counter()
 
     # ---- what vLLM asks of a request
@@ -201,7 +204,10 @@ class SchedulerSide:
 
         The workers have loaded what it needed, and stored what they made, or are about to.
         """
-        self._under_way.popleft()
+        if self._under_way:
+            self._under_way.popleft()
+        else:
+            self._warn_of_steps("more")
         lost, self._lost = self._lost, set()
         return lost
 
@@ -240,8 +246,19 @@ class SchedulerSide:
             step.loads = {identifier: pin.ref for identifier, pin in self._loads.items()}
             under_way += self._loads.values()
             self._loads = {}
+        if len(self._under_way) == _UNDER_WAY:  # the oldest is released
+            self._warn_of_steps("fewer")
         self._under_way.append(under_way)
         return step
+
+    def _warn_of_steps(self, outputs: str) -> None:
+        if not self._warned_of_steps:
+            self._warned_of_steps = True
+            _log.warning(
+                "vLLM has reported %s outputs than steps, which shmstore does not expect: pins and claims of a step "
+                "may end too early or too late",
+                outputs,
+            )
 
     def count(self, report: Report) -> None:
         """Add what the first worker has counted. If it only reads, nobody waits for what this engine makes."""
