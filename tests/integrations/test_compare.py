@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmstore.integrations.compare import Has, Uses, difference, used
+from shmstore.integrations.compare import Has, Uses, difference
 from shmstore.integrations.vllm import compare as vllm_compare
 
 
@@ -87,7 +87,3 @@ def test_a_second_argument_of_a_look_up_is_refused_by_a_plugin_that_knows_one() 
 )
 def test_a_version_that_was_not_tested_differs(tested: str, known: bool) -> None:
     assert known == (difference("engine", tested, ()) is None)
-
-
-def test_what_is_no_code_uses_nothing() -> None:
-    assert set() == used(7)
