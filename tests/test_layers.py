@@ -202,6 +202,49 @@ def test_headers_include_one_another_in_one_direction() -> None:
     TopologicalSorter({header: includes(header) for header in named("**/*.h")}).prepare()  # CycleError names them
 
 
+# The line of the picture of csrc/store that a name is in, counted from below.
+CORE = {
+    name: n
+    for n, line in enumerate(line for line in reversed(section("core")) if line[0] == " ")
+    for name in re.split(r"\s{2,}", line.strip())[1].split()
+}
+STORE = sorted(path.name for path in (CSRC / "store").glob("*.[ch]"))
+FUNCTION = re.compile(
+    r"^(?:static inline )?(?!static)[a-z][\w *]*?\b(shms_\w+)\([^;{}]*\)\s*(\{[^\n]*\}$|\{.*?^\})", re.M | re.S
+)
+
+
+@cache
+def code(name: str) -> str:
+    """Return a file of csrc/store without comments."""
+    return re.sub(r"/\*.*?\*/", "", (CSRC / "store" / name).read_text(), flags=re.S)
+
+
+def unit(name: str) -> str:
+    return name if name in CORE else name.partition(".")[0]
+
+
+def needs() -> dict[str, set[str]]:
+    """Return what each name in the picture includes and calls. What a header only declares, it does not call."""
+    homes = {one[1]: unit(name) for name in STORE for one in FUNCTION.finditer(code(name))}
+    found: dict[str, set[str]] = {unit(name): set() for name in STORE}
+    for name in STORE:
+        bodies = code(name) if name.endswith(".c") else "".join(one[2] for one in FUNCTION.finditer(code(name)))
+        called = {homes[word] for word in re.findall(r"\bshms_\w+", bodies) if word in homes}
+        included = {unit(include.removeprefix("store/")) for include in includes(f"store/{name}")}
+        found[unit(name)] |= (called | included) - {unit(name)}
+    return found
+
+
+def test_no_files_of_the_store_call_or_include_one_another_in_a_circle() -> None:
+    TopologicalSorter(needs()).prepare()
+
+
+def test_the_picture_shows_every_file_of_the_store_above_what_it_calls_and_includes() -> None:
+    assert set(CORE) == set(needs())
+    assert [] == [(name, one) for name, below in needs().items() for one in below if CORE[one] > CORE[name]]
+
+
 @pytest.mark.parametrize("folder", sorted(row for row in ALLOWED if row.startswith("csrc/")))
 def test_a_folder_of_c_includes_only_what_the_table_allows(folder: str) -> None:
     for name in named(f"{folder.removeprefix('csrc/')}/*.[ch]"):
