@@ -128,10 +128,15 @@ def _descriptors(pid: str) -> str:
     return folder
 
 
-def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add the argument NAME."""
+def add_name(parser: argparse.ArgumentParser, instead: str | None = None) -> None:
+    """Add the argument NAME, and `--host` if the command can do that, which `instead` describes, in the place of it."""
     what = "the store's name, as in `shmstore ls`, or its file; the file of a name that starts with a dash"
-    parser.add_argument("name", metavar="NAME", type=store_argument, help=what)
+    if instead is None:
+        parser.add_argument("name", metavar="NAME", type=store_argument, help=what)
+    else:
+        one = parser.add_mutually_exclusive_group(required=True)
+        one.add_argument("name", metavar="NAME", type=store_argument, nargs="?", help=what)
+        one.add_argument("--host", action="store_true", help=instead)
     add_dir(parser, or_pid=True)
 
 

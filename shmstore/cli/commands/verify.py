@@ -6,11 +6,12 @@ from contextlib import suppress
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_json, add_name, complain, print_json, shown, size
 from shmstore.files import another_user, classify
+from shmstore.inspect.host import look_at_host
 from shmstore.places import place_of
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_name(parser)
+    add_name(parser, instead="check whether this host removes stores of this user, its room, and its core dumps")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -41,7 +42,22 @@ def _run_quick(arguments: argparse.Namespace) -> int:
     return EXIT_OK if problem is None else EXIT_WRONG
 
 
+def _run_host(arguments: argparse.Namespace) -> int:
+    host = look_at_host(arguments.dir)
+    if arguments.json:
+        print_json({"ok": not host.problems, "host": host})
+    else:
+        for problem in host.problems:
+            print(f"WRONG  {problem}")
+        for note in host.notes:
+            print(f"note   {note}")
+        print(f"{shown(host.dir)}: {size(host.free_bytes)} of {size(host.folder_bytes)} are free")
+    return EXIT_WRONG if host.problems else EXIT_OK
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.host:
+        return _run_host(arguments)
     if arguments.quick:
         return _run_quick(arguments)
     from shmstore.inspect.verify import verify  # not at the top, because it loads numpy
