@@ -3,6 +3,9 @@
 import os
 import pickle
 import re
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -57,6 +60,30 @@ def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
         ObjectStoreReader.attach(handle, 1)
     with raises(StoreClosedError):
         writer.__enter__()
+
+
+def test_a_process_is_named_with_its_title_and_as_one_that_has_outlived_its_server(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    work = (
+        "import os, sys, signal; from shmstore import ObjectStoreReader\n"
+        "with open('/proc/self/comm', 'w') as title: title.write('VLLM::Work')\n"
+        "reader = ObjectStoreReader.attach(sys.argv[1], 0); print(os.getpid(), flush=True); signal.pause()"
+    )
+    server = ["sh", "-c", '"$@" & read _', "sh", sys.executable, "-c", work, writer.name]
+    with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        with raises(RankInUseError, names=[f"process {worker} (VLLM::Work)"[:-1]]) as caught:
+            ObjectStoreReader.attach(writer.handle, 0)
+        assert "ended" not in caught.value.message
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+        try:
+            with raises(RankInUseError, names=["VLLM::Work, whose parent has ended"]):
+                ObjectStoreReader.attach(writer.handle, 0)
+        finally:
+            os.kill(worker, signal.SIGKILL)
 
 
 def test_a_full_store_names_the_ranks_that_have_never_come(stores: Stores) -> None:

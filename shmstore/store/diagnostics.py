@@ -160,7 +160,26 @@ def _processes(pids: Iterable[int], place: str | None = None) -> str:
     found: list[int | str] = list(dict.fromkeys(pids))
     for pid in of_other_namespaces(place, dict.fromkeys(pids)) if place else ():
         found[found.index(pid)] = f"{pid} (of another PID namespace)"
+    found = [_with_title(one) if isinstance(one, int) else one for one in found]
     return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
+
+
+def _with_title(pid: int) -> str:
+    """Return a process with its title, and whether its parent has ended, as a server's worker may outlive that."""
+
+    def look(pid: int | str) -> tuple[str, str, str]:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            title, _, rest = file.read().partition("(")[2].rpartition(") ")
+        _, parent, _, session = rest.split()[:4]
+        return shown(title)[1:-1], parent, session
+
+    said = str(pid)
+    with suppress(OSError):  # it has ended meanwhile, or its parent is of another PID namespace
+        title, parent, session = look(pid)
+        said = f"{pid} ({title})"
+        if session not in (str(pid), look(parent)[2]):  # only a process that others have adopted
+            said = f"{pid} ({title}, whose parent has ended)"
+    return said
 
 
 def creating(name: str, waited: float | None = None) -> WriterActiveError:
