@@ -95,7 +95,10 @@ class Engine:
 
     def take_images(self, cache: int, budget: int) -> None:
         """Let the scheduler take images, which its model for texts has not asked for."""
-        self.scheduler.encoder_cache_manager = type(self.scheduler.encoder_cache_manager)(cache_size=cache)
+        cls = type(self.scheduler.encoder_cache_manager)
+        self.scheduler.encoder_cache_manager = cls.create_manager(
+            cache_size=cache, vllm_config=self.scheduler.vllm_config
+        )
         self.scheduler.max_num_encoder_input_tokens = budget
 
     def abort(self, name: str) -> None:

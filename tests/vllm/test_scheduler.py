@@ -286,7 +286,7 @@ def test_room_that_was_asked_for_and_not_taken_is_there_for_the_next_request() -
         return SimpleNamespace(request_id=name, mm_features=places, get_num_encoder_embeds=lambda i: 6)
 
     one, two_items, other = request("one", "A"), request("two", "B", "C"), request("other", "D")
-    for manager in (EncoderCacheManager(12), EncoderManager(12)):
+    for manager in (EncoderCacheManager(12), EncoderManager(12, None)):
         assert manager.can_allocate(one, 0, 100, 0)  # and then blocks are short
         assert manager.can_allocate(two_items, 0, 100, 0)
         assert manager.can_allocate(two_items, 1, 100, 6)

@@ -21,10 +21,17 @@ _log = logging.getLogger("vllm.shmstore")
 class FollowedManager(_vllm.EncoderCacheManager):  # type: ignore[misc]
     """vLLM's own manager, for `ShmstoreECConnector`, which vLLM does not tell when the weights change."""
 
+    @classmethod
+    def create_manager(cls, *, cache_size: int, vllm_config: Any) -> Any:
+        """Return the manager of this configuration's engine."""
+        made = super().create_manager(cache_size=cache_size, vllm_config=vllm_config)
+        made.vllm_config = vllm_config
+        return made
+
     def reset(self) -> None:
         """Forget all outputs, also those in the store."""
         super().reset()
-        scope.turn()
+        scope.reset(self.vllm_config)
 
 
 class EncoderManager:
@@ -33,7 +40,8 @@ class EncoderManager:
     vLLM asks about all items of a request, and then allocates them, or not if blocks are short.
     """
 
-    def __init__(self, cache_size: int) -> None:
+    def __init__(self, cache_size: int, vllm_config: Any) -> None:
+        self._vllm_config = vllm_config
         self._ours = ours = EncoderCacheManager(cache_size)
         self._asked: Any = None
         self.allocate, self.free, self.free_encoder_input = ours.allocate, ours.free, ours.free_encoder_input
@@ -51,7 +59,7 @@ class EncoderManager:
             theirs = FollowedManager
         if problem is None:
             _log.info("vLLM's scheduler uses the encoder-cache manager of shmstore")
-            return cls(cache_size)
+            return cls(cache_size, vllm_config)
         stay_out("The encoder-cache manager of shmstore does not serve this, so vLLM's own stays", problem)
         return theirs.create_manager(cache_size=cache_size, vllm_config=vllm_config)
 
@@ -70,7 +78,7 @@ class EncoderManager:
     def reset(self) -> None:
         """Forget all outputs, also those in the store: the weights have changed."""
         self._ours.reset()
-        scope.turn()
+        scope.reset(self._vllm_config)
 
     def get_manager_metadata(self) -> None:
         """Return nothing: the workers need not be told."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import REGISTRY, Gauge, Histogram
+from prometheus_client import Counter as Counted
 from vllm.config import ECTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
@@ -165,11 +169,11 @@ class Host:
 
     def claimed(self, engine: Engine, picture: int | str, size: int = 20) -> bool:
         identifier = picture if isinstance(picture, str) else named(picture)
-        return self.outside.claimed(f"{identifier}/{size}", namespace=engine.side._namespace)
+        return self.outside.claimed(f"{identifier}/{size}", namespace=engine.side._scope.name)
 
     def stored(self, engine: Engine, picture: int | str, size: int = 20) -> bool:
         identifier = picture if isinstance(picture, str) else named(picture)
-        return self.outside.has(f"{identifier}/{size}", namespace=engine.side._namespace)
+        return self.outside.has(f"{identifier}/{size}", namespace=engine.side._scope.name)
 
     def holds(self) -> int:
         """Return how many pins there are in the store."""
@@ -378,7 +382,7 @@ def test_what_is_not_an_output_is_no_hit_is_counted_and_made_anew(
 ) -> None:
     one, two = host.engine(), host.engine()
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    store, namespace = one.connector._worker._writer, one.side._namespace
+    store, namespace = one.connector._worker._writer, one.side._scope.name
     with ObjectStoreWriter.join(store.handle, serde=PickleSerde()) as pickles:
         for number, value in enumerate((*WRONG, RIGHT)):
             (pickles if value is RIGHT else store).put(f"{named(number)}/20", value, namespace=namespace)
@@ -412,7 +416,7 @@ def test_a_request_without_content_fails_if_the_store_has_lost_its_item(host: Ho
     two.ask("c", 2, data=nothing)
     two.ask("d", 3)
     two.ask("unshared", "kitten-1", data=nothing)
-    one.connector._worker._writer.put(f"{named(9)}/20", "text", namespace=one.side._namespace)
+    one.connector._worker._writer.put(f"{named(9)}/20", "text", namespace=one.side._scope.name)
     two.ask("wrong", 9, data=nothing)
     two.run()
     assert [] == two.tokens["c"] == two.tokens["unshared"] == two.tokens["wrong"]
@@ -558,7 +562,59 @@ def test_new_weights_begin_a_namespace(host: Host) -> None:
     one.run()
     assert 2 == one.encodes
     assert claims[0]
-    assert " " in one.side._namespace.removeprefix(one.side._scope)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ec_manager_config": ENCODER}], ids=["vllm's", "ours"])
+def test_an_engine_that_is_reset_parts_from_others_and_says_so_once(
+    host: Host, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = host.engine(settings=settings), host.engine(settings=settings)
+    one.take_images(100, 100)
+    one.ask("a", 1, 2)
+    one.run()
+    for start in (6, 7):
+        one.scheduler.reset_encoder_cache()
+        one.cache.clear()
+        one.ask(f"from {start}", 1, start=start)
+        one.run()
+    two.ask("b", 2)
+    two.run()
+    assert (4, 0) == (one.encodes, two.encodes)
+    assert (1, 0) == (one.figures["apart"] > 0, two.figures["apart"])
+    assert 1 == sum("until its restart" in record.message for record in caplog.records)
+
+
+def test_the_gauge_of_an_engine_that_shares_with_no_other_is_1() -> None:
+    engines = {number: [str(number)] for number in range(2)}
+    shown = ShmstoreECConnector.build_prom_metrics(
+        SimpleNamespace(ec_transfer_config=None), {one: one for one in (Counted, Gauge, Histogram)}, ["engine"], engines
+    )
+    shown.observe({"hits": 2, "apart": 1}, 1)
+    names = ("shmstore_encoder_hits_total", "shmstore_encoder_apart")
+    assert [(0, 0), (2, 1)] == [
+        tuple(REGISTRY.get_sample_value(name, {"engine": str(number)}) for name in names) for number in engines
+    ]
+
+
+def test_engines_whose_weights_follow_the_files_meet_again_after_a_reset(host: Host, tmp_path: Path) -> None:
+    """A pause without new files ends nothing; engines that have loaded the same new files share what they make."""
+    host.model = shutil.copytree(host.model, tmp_path / "model")
+    one, two = (host.engine(weights="files", single_flight=False) for _ in range(2))
+    made = []
+    for number, new_files in enumerate((False, True)):
+        if new_files:
+            os.utime(next(host.model.glob("*.safetensors")))
+        for engine in (one, two):
+            engine.ask(f"before {number}", 1, start=5 + 2 * number)
+            engine.run()
+            engine.scheduler.reset_encoder_cache()
+            engine.cache.clear()
+        for engine in (one, two):
+            engine.ask(f"after {number}", 1, start=6 + 2 * number)
+            engine.run()
+        made.append((one.encodes, two.encodes))
+    assert [(1, 0), (2, 0)] == made
+    assert not any(engine.figures["apart"] for engine in (one, two))
 
 
 def test_a_load_of_a_step_without_tokens_is_sent_with_the_next(host: Host) -> None:

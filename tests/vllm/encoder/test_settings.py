@@ -57,6 +57,7 @@ def test_a_vllm_that_does_not_ask_for_lost_requests_is_refused(config: Any, monk
         ({"wait_s": math.nan}, "wait_s"),
         ({"single_flight": 1}, "single_flight"),
         ({"read": "private"}, "read"),
+        ({"weights": "none"}, "weights"),
         ({"capacity": 16}, "capacity"),
     ],
 )
@@ -170,9 +171,18 @@ def test_another_version_has_another_namespace(config: Any, monkeypatch: pytest.
 
 
 def test_what_a_model_changes_while_it_is_built_is_not_seen(config: Any) -> None:
-    before = scope.namespace(config)
+    before = scope.of(config).name
     set_to("model_config.hf_config.vision_config.depth", 2)(config)
-    assert before == scope.namespace(config)
+    assert before == scope.of(config).name
+
+
+def test_what_the_connector_sets_is_for_its_engine_alone(config: Any) -> None:
+    """An engine of the same arguments, which has another connector or none, keeps its encoder-cache manager."""
+    other, name = config.ec_manager_config, store_name()
+    with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1):
+        config.ec_transfer_config.ec_connector_extra_config |= {"store": name}
+        ShmstoreECConnector(config, ECConnectorRole.SCHEDULER).shutdown()
+    assert (None, True) == (other.encoder_cache_manager_cls, bool(config.ec_manager_config.encoder_cache_manager_cls))
 
 
 def test_engines_of_another_size_share(config: Any) -> None:

@@ -11,6 +11,7 @@ first pipeline stage loads. The store outlives its engines. `Settings` has the o
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
@@ -37,7 +38,7 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
         super().__init__(vllm_config, role)
         if (problem := compare.difference(compare.ENCODER_CONNECTOR)) is not None:
             raise RuntimeError(f"shmstore does not know this vLLM: {problem} (hint: remove --ec-transfer-config)")
-        settings, namespace = Settings.of(vllm_config), scope.namespace(vllm_config)
+        settings, own = Settings.of(vllm_config), scope.of(vllm_config)
         self._scheduler: Any = None
         self._worker: Any = None
         if role is ECConnectorRole.SCHEDULER:
@@ -46,15 +47,15 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
             fields_for = PlaceholderMetadataResolver(vllm_config.model_config).fields_for
             self._scheduler = SchedulerSide(
                 settings,
-                namespace,
+                own,
                 fields_for,
                 dtype=vllm_config.model_config.dtype,
                 widths=getattr(vllm_config.ec_transfer_config, "mm_encoder_output_widths", {}),
                 stores=self.is_producer,
             )
-            manager = vllm_config.ec_manager_config
+            manager = vllm_config.ec_manager_config  # which other engines may have, too
             if manager.encoder_cache_manager_cls is None:  # the scheduler makes it after this
-                manager.encoder_cache_manager_cls = _MANAGER
+                vllm_config.ec_manager_config = replace(manager, encoder_cache_manager_cls=_MANAGER)
         else:
             self._worker = WorkerSide(settings, vllm_config.device_config.device_type, stores=self.is_producer)
 

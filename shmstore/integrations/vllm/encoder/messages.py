@@ -23,6 +23,8 @@ FIGURES = {
     "unstored": "Encoder outputs of an engine that only reads, because as many others store as the store has parts",
 }
 """The counters, and what they count."""
+APART = "1 if the engine shares encoder outputs with no other until its restart, because the weights may have changed"
+"""What the gauge `apart` says."""
 
 
 @dataclass
@@ -79,7 +81,15 @@ class EncoderMetrics(ECConnectorPromMetrics):  # type: ignore[misc]
                 engine: counter.labels(*values) for engine, values in self.per_engine_labelvalues.items()
             }
 
+        gauge = self._gauge_cls(
+            "shmstore_encoder_apart", APART, multiprocess_mode="mostrecent", labelnames=self._labelnames
+        )
+        self._apart = {engine: gauge.labels(*values) for engine, values in self.per_engine_labelvalues.items()}
+
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what was counted since the last look."""
         for name, count in transfer_stats_data.items():
-            self._counters[name][engine_idx].inc(count)
+            if name == "apart":
+                self._apart[engine_idx].set(1)
+            else:
+                self._counters[name][engine_idx].inc(count)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from vllm.v1.request import RequestStatus
 
-from shmstore.integrations.vllm.encoder import scope
 from shmstore.integrations.vllm.encoder.attaching import attach, stored_tensor
 from shmstore.integrations.vllm.encoder.messages import Report, Step
+from shmstore.integrations.vllm.encoder.scope import Scope
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.store.claims import Claim
 from shmstore.store.leases import PinnedRef
@@ -40,7 +40,7 @@ class SchedulerSide:
     def __init__(
         self,
         settings: Settings,
-        namespace: str,
+        scope: Scope,
         fields_for: Callable[[str], Container[str]],
         *,
         dtype: torch.dtype,
@@ -56,8 +56,9 @@ class SchedulerSide:
         self._fields_for = fields_for
         self._dtype = dtype
         self._widths = widths
-        self._scope = namespace
-        self._namespace = namespace + scope.turned()
+        self._scope = scope
+        self._resets = scope.resets
+        scope.follows_files = settings.weights == "files"
         self._reader = attach(settings)
         self._keys: dict[str, tuple[str, Any]] = {}  # and features of the request that was asked about last
         self._held: dict[str, PinnedRef | Claim] = {}  # taken for the next step, by key
@@ -81,9 +82,11 @@ class SchedulerSide:
         last, running = request.mm_features[-1].mm_position, request.status == RequestStatus.RUNNING
         if running and last.offset + last.length <= computed:
             return True
-        if self._namespace != (now := self._scope + scope.turned()):
-            self._namespace = now
+        if self._resets != self._scope.resets:
+            self._resets = self._scope.resets
             self._local.clear()
+            if self._scope.renew():
+                self._figures["apart"] = 1
         self._keys = {}
         for feature in request.mm_features:
             key, place = self._key(feature), feature.mm_position
@@ -111,7 +114,7 @@ class SchedulerSide:
         """Hold an item whose client relies on the store, and has sent nothing to encode; False if it waits or fails."""
         if key and (self._find(key, feature) is not None or self._keys.get(feature.identifier, ("",))[0] == key):
             return True  # found, or encoded just before
-        if not (key and self._reader.claimed(key, namespace=self._namespace) and self._waits(request.request_id)):
+        if not (key and self._reader.claimed(key, namespace=self._scope.name) and self._waits(request.request_id)):
             self._lost.add(request.request_id)
             if key in self._wrong:
                 self._figures["wrong"] += 1
@@ -136,13 +139,13 @@ class SchedulerSide:
     def _touch(self, key: str) -> None:
         """Count a use that vLLM's own caches hide from the store."""
         if key:
-            self._reader.find(key, namespace=self._namespace)  # garbage is let go
+            self._reader.find(key, namespace=self._scope.name)  # garbage is let go
 
     def _find(self, key: str, feature: Any) -> PinnedRef | None:
         """Hold a stored output until the step is built; None if there is none."""
         held = self._held.get(key)
         if not isinstance(held, PinnedRef):
-            held = self._reader.find(key, namespace=self._namespace)
+            held = self._reader.find(key, namespace=self._scope.name)
             if held is None or not self._is_output(held, key, feature):
                 return None
             self._held[key] = held
@@ -166,13 +169,13 @@ class SchedulerSide:
             _log.warning(
                 "store %s has under key %s of namespace %s something else than an encoder output of %s x %s %s: it is "
                 "made anew, and more of that is only counted, as wrong; look for another program that writes there",
-                *(self._settings.store, key, self._namespace, rows, width or "any width", self._dtype),
+                *(self._settings.store, key, self._scope.name, rows, width or "any width", self._dtype),
             )
         return False
 
     def _take(self, key: str) -> PinnedRef | Claim | None:
         look = self._reader.find_or_claim if self._claims else self._reader.find
-        return look(key, namespace=self._namespace)
+        return look(key, namespace=self._scope.name)
 
     def _waits(self, request_id: str) -> bool:
         """Return whether the request waits for another engine: not longer than the limit."""
@@ -215,7 +218,7 @@ class SchedulerSide:
 
     def build(self, output: Any) -> Step:
         """Return what the workers do in this step, and let go what it does not need."""
-        step = Step(self._namespace)
+        step = Step(self._scope.name)
         under_way: list[PinnedRef | Claim] = []
         for request_id, index, feature in self._allocated:
             self._local.add(feature.identifier)

@@ -6,8 +6,10 @@ here: outputs are whole on each rank, and sharing them between engines of other 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -21,30 +23,55 @@ _FORMAT = 1
 _NAME = 200
 """How much of the model's name is kept, in bytes; a namespace has at most 255."""
 
-_turned = ""
-_namespaces: dict[str, str] = {}
+_log = logging.getLogger("vllm.shmstore")
 
 
-def turn() -> None:
-    """Begin a namespace of this process alone, because the weights have changed in place and no digest shows it."""
-    global _turned
-    _turned = f" {secrets.token_hex(8)}"
+class Scope:
+    """The namespace of one engine, which its connector and its encoder-cache manager share."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._config = copy.deepcopy(vllm_config)  # since a model may change it while it is built
+        self._own = False
+        self.resets = 0
+        """How often vLLM has reset the encoder cache, which it does before the weights change in place."""
+        self.follows_files = False
+        """Whether the weights are those of the model's files after a reset, too: the option `weights`."""
+        self.name = _digested(self._config)
+
+    def reset(self) -> None:
+        """Note that the weights may change: begin a namespace of this engine alone, unless they follow the files."""
+        self.resets += 1
+        if not self.follows_files:
+            self.name = f"{_digested(self._config)} {secrets.token_hex(8)}"
+            if not self._own:
+                self._own = True
+                _log.warning(
+                    "the encoder cache was reset, so the weights may change, and until its restart this engine shares "
+                    "encoder outputs with no other (hint: if it only ever loads the model's files, set weights to "
+                    '"files" in ec_connector_extra_config)'
+                )
+
+    def renew(self) -> bool:
+        """Take the files as they are after a reset; return whether the namespace is this engine's alone."""
+        if self.follows_files:
+            self.name = _digested(self._config)
+        return self._own
 
 
-def turned() -> str:
-    """Return what to append to the namespace: nothing until the weights have changed."""
-    return _turned
+_scopes: dict[str, Scope] = {}
 
 
-def namespace(vllm_config: Any) -> str:
-    """Return the namespace: the model's name and dtype, to be readable in `shmstore dump`, and a digest.
+def of(vllm_config: Any) -> Scope:
+    """Return the scope of an engine, which is that of its configuration at the first call."""
+    if vllm_config.instance_id not in _scopes:
+        _scopes[vllm_config.instance_id] = Scope(vllm_config)
+    return _scopes[vllm_config.instance_id]
 
-    It is that of the first call of a process for this configuration, since a model may change it while it is built.
-    """
-    engine = vllm_config.ec_transfer_config.engine_id
-    if engine not in _namespaces:
-        _namespaces[engine] = _digested(vllm_config)
-    return _namespaces[engine]
+
+def reset(vllm_config: Any) -> None:
+    """Tell the engine's connector, if it has ours, that the weights may change."""
+    if (scope := _scopes.get(vllm_config.instance_id)) is not None:
+        scope.reset()
 
 
 def _digested(vllm_config: Any) -> str:

@@ -51,6 +51,9 @@ class Settings:
     """Whether an engine waits for an output that another one is making."""
     wait_s: _Seconds = 30.0
     """Seconds after a request's first wait in which it waits again; then its engine encodes what is missing."""
+    weights: Literal["any", "files"] = "any"
+    """What may be in the weights after vLLM has reset the encoder cache, as a pause does: anything, so that the engine
+    shares with no other from then on, or what the model's files have."""
     share_uuids: bool = False
     """Whether items that a client has named itself are shared, too: see the guide."""
 
