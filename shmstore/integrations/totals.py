@@ -10,11 +10,23 @@ import functools
 from collections.abc import Iterator
 from contextlib import suppress
 
+from prometheus_client import Gauge
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from shmstore.errors import ShmStoreError
 from shmstore.metrics import store_totals
+
+
+@functools.cache
+def _in_use() -> Gauge:
+    text = "1 if an engine's cache goes through a store of shmstore, 0 if shmstore stays out for this reason."
+    return Gauge("shmstore_in_use", text, ["reason"], multiprocess_mode="mostrecent")
+
+
+def show_use(reason: str = "") -> None:
+    """Show in `/metrics` that shmstore is in use, or why it stays out."""
+    _in_use().labels(reason).set(not reason)
 
 
 def show_totals(name: str) -> None:

@@ -174,8 +174,8 @@ static void deaths(void) {
         CHECK(b_dies_anywhere(succeeded, false) > 100);
         CHECK(rank_dies_anywhere(succeeded) > 20);
         for (int at = 0; at < 3; at++) {
-            CHECK(a_dies_anywhere(b_adopts_before_w2, at, succeeded) > 140);
-            CHECK(a_dies_anywhere(b_adopts_one_before_w2, at, succeeded) > 140);
+            CHECK(a_dies_anywhere(b_adopts_before_w2, at, succeeded) > 130);
+            CHECK(a_dies_anywhere(b_adopts_one_before_w2, at, succeeded) > 130);
             CHECK(meetings > at);
         }
     }

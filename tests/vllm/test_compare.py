@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import vllm
+from prometheus_client import REGISTRY
 
 from shmstore.integrations.compare import Has, Uses
 from shmstore.integrations.vllm import compare, receiver, register, seams, sender
@@ -35,7 +36,7 @@ def test_a_row_that_said_anything_else_would_differ(name: str, row: Has | Uses) 
             assert compare.difference([replace(row, names=row.names.replace(word.group(), "", 1))]), word.group()
 
 
-OURS = [sender.SenderCache, receiver.ReceiverCache, KVManager, EncoderManager(9)]
+OURS = [sender.SenderCache, receiver.ReceiverCache, KVManager, EncoderManager(9, None)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,8 @@ def test_what_differs_keeps_the_plugin_out(
     change(monkeypatch, path, gone)
     monkeypatch.setenv("SHMSTORE_VLLM", "1")
     register()
-    assert 1 == len([record for record in caplog.records if record.name == "vllm.shmstore"])
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "vllm.shmstore"]
+    assert 0 == REGISTRY.get_sample_value("shmstore_in_use", {"reason": said.partition(": ")[2]})
     monkeypatch.setenv("SHMSTORE_VLLM", "strict")
     with pytest.raises(RuntimeError, match=gone):
         register()

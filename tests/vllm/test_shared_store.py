@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from vllm.multimodal.cache import factories
 from vllm.utils.async_utils import make_async
 
@@ -59,6 +60,19 @@ def test_a_process_ends_in_peace_if_the_folder_of_its_store_became_a_file(
     (tmp_path / "file").touch()
     monkeypatch.setattr(shared, "folder_of", lambda: str(tmp_path / "file"))
     shared._remove("a", os.getpid())
+
+
+def test_a_store_that_was_removed_is_said_once(named: str, caplog: pytest.LogCaptureFixture) -> None:
+    cache, path = SenderCache(config()), Path("/dev/shm", named)
+    for number in range(3):
+        cache.get_and_update_item((item(*FIELDS), prompt_updates()), f"item {number}")
+        assert (number > 0) == any("was removed" in record.message for record in caplog.records)
+        if number == 0:
+            moved = path.rename(path.with_name(f"{named}-moved"))
+    assert 1 == sum("was removed" in record.message for record in caplog.records)
+    assert 1 == REGISTRY.get_sample_value("shmstore_in_use", {"reason": ""})
+    moved.rename(path)
+    cache.close()
 
 
 def test_what_came_along_is_not_cleared_before_the_first_request(named: str, desk: Desk) -> None:

@@ -47,6 +47,9 @@ def register() -> None:
     if problem is None:
         seams.install()
     else:
+        from shmstore.integrations.totals import show_use
+
+        show_use(problem)
         stay_out("shmstore stays out, and vLLM uses its own caches", problem)
 
 

@@ -18,7 +18,7 @@ from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
-from shmstore.integrations.totals import show_totals
+from shmstore.integrations.totals import show_totals, show_use
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
 from shmstore.integrations.vllm.shared import (
@@ -28,6 +28,7 @@ from shmstore.integrations.vllm.shared import (
     WAIT,
     check_not_of_encoder,
     engines,
+    file_of,
     store_name,
 )
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
@@ -55,11 +56,13 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._requests_before = RequestLeases.total
         self._found: dict[str, list[Any]] = {}
         self._warned = False
+        self._file = file_of(self.writer)
         self._wait = wait_seconds()
         os.environ[HANDLE] = self._sender.handle.to_json()
         _collector().watch(self._sender, self.writer.name)
         if self.writer.n_writers > 1:
             show_totals(self.writer.name)
+        show_use()
         came = self.writer.recovered
         _log.info("multi-modal items go through store %s of shmstore, with %d from before", self.writer.name, came)
 
@@ -93,6 +96,10 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         """Return a reference to the item, or the item if it does not fit, and its prompt updates."""
         if mm_item is None and (found := self._found.get(mm_hash)):
             return found.pop()  # type: ignore[no-any-return]
+        if mm_item is not None and self._file is not None and file_of(self.writer) != self._file:
+            self._file = None
+            name = self.writer.name
+            _log.warning("store %s, or its folder, was removed, and no other server finds its items: start anew", name)
         try:
             return self._exchange(mm_item, mm_hash)
         except TypeError as error:  # of a field or a value that the store does not know

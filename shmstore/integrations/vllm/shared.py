@@ -25,6 +25,7 @@ from shmstore.errors import LayoutMismatchError, ShmStoreError
 from shmstore.files import PREFIX
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.places import folder_of
+from shmstore.store import ObjectStoreWriter
 
 STORE = "SHMSTORE_VLLM_STORE"
 """The variable with a name for the store, which then outlives its servers."""
@@ -58,6 +59,13 @@ def _remove(name: str, pid: int) -> None:
 def store_name() -> str:
     """Return the name of the store that API servers share."""
     return os.environ.get(STORE) or os.environ[RUN]
+
+
+def file_of(writer: ObjectStoreWriter) -> int | None:
+    """Return which file the store's name names; None if there is none."""
+    with suppress(OSError):  # also of a folder that cannot be looked into
+        return Path(writer.handle.dir, writer.name).stat().st_ino
+    return None
 
 
 def check_not_of_encoder(name: str) -> None:

@@ -182,6 +182,15 @@ def test_what_does_not_fit_is_counted_and_said_once(make: Worker, caplog: pytest
     assert 1 == sum("not stored" in record.message for record in caplog.records)
 
 
+def test_what_is_evicted_from_an_engine_s_part_is_counted(make: Worker) -> None:
+    one = make()
+    for number in range(3):
+        one.save(saves(a=f"a/{number}"), "a", torch.ones(5 << 19, dtype=torch.uint8))  # of 4 MiB
+    report = one.report()
+    assert report is not None
+    assert (3, 2) == (report.figures["stored"], report.figures["evicted"])
+
+
 def test_what_is_too_large_is_said_in_the_settings_of_the_connector(
     make: Worker, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

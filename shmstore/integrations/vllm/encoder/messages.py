@@ -19,6 +19,7 @@ FIGURES = {
     "wrong": "Items that were not loaded, because what is stored under their key is not an encoder output for them",
     "stored": "Encoder outputs stored",
     "stored_bytes": "Bytes of encoder outputs stored",
+    "evicted": "Encoder outputs evicted from this engine's part of the store",
     "refused": "Encoder outputs that the store did not take, because it was full or they were too large",
     "unstored": "Encoder outputs of an engine that only reads, because as many others store as the store has parts",
 }

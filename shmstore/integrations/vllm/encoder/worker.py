@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
@@ -17,7 +15,7 @@ from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, Store
 from shmstore.integrations.vllm.encoder.attaching import attach, made_again, stored_tensor
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import START, Settings
-from shmstore.integrations.vllm.shared import KIND
+from shmstore.integrations.vllm.shared import KIND, file_of
 from shmstore.multimodal.caches.shm_receiver import get_patiently
 from shmstore.refs import ObjectRef
 from shmstore.serde import TensorSpec
@@ -51,13 +49,6 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
     return writer
 
 
-def _file_of(writer: ObjectStoreWriter) -> int | None:
-    """Return which file the store's name names; None if there is none."""
-    with suppress(OSError):  # also of a folder that cannot be looked into
-        return Path(writer.handle.dir, writer.name).stat().st_ino
-    return None
-
-
 def lock_pages(writer: ObjectStoreWriter) -> None:
     """Let copies into this engine's part of the store be asynchronous, if the driver does."""
     try:
@@ -86,12 +77,14 @@ class WorkerSide:
         self._reader: ObjectStoreReader | None = None
         self._only_reads = False
         self._file: int | None = None
+        self._evicted = 0
         if get_pp_group().is_first_rank:
             if stores and get_tp_group().rank_in_group == 0:
                 self._writer = open_store(settings)
                 self._only_reads = self._writer is None
                 if self._writer is not None:
-                    self._file = _file_of(self._writer)
+                    self._evicted = self._writer.stats().evictions
+                    self._file = file_of(self._writer)
                     if device == "cuda":
                         lock_pages(self._writer)
             self._reader = attach(settings)
@@ -119,7 +112,7 @@ class WorkerSide:
             if self._only_reads:
                 self._figures["unstored"] += 1
             return
-        if _file_of(self._writer) != self._file:
+        if file_of(self._writer) != self._file:
             self._warn(
                 "store %s, or its folder, was removed, and no other engine finds these outputs: start anew",
                 self._settings.store,
@@ -140,6 +133,9 @@ class WorkerSide:
             return
         self._figures["stored"] += 1
         self._figures["stored_bytes"] += output.nbytes
+        if new := self._writer.stats().evictions - self._evicted:
+            self._figures["evicted"] += new
+            self._evicted += new
 
     def _begin(self, writer: ObjectStoreWriter, key: str, namespace: str, output: Any) -> Reservation:
         """Take space for an output, in the place of something else that is no such output."""
