@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 
 from shmstore import ObjectRef, ObjectStoreWriter, ReaderStats, StaleRefError, StoreFullError, StoreStats
 from shmstore.multimodal import (
@@ -329,13 +330,36 @@ def dashboard_expressions() -> list[str]:
     dashboard = json.loads(DASHBOARD.read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     found += [variable["query"]["query"] for variable in dashboard["templating"]["list"] if "refId" in str(variable)]
-    return found
+    return found + [rule["expr"] for rule in alert_rules()]
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load(DASHBOARD.with_name("alerts.yaml").read_text())["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def labels_in_vllm() -> dict[str, set[str]]:
+    """Return the labels of the metrics that the plug-ins for vLLM add, without importing vLLM."""
+    messages = ROOT / "shmstore" / "integrations" / "vllm" / "encoder" / "messages.py"
+    counters = re.findall(r'^    "(\w+)": "', messages.read_text(), re.MULTILINE)
+    encoder = [f"shmstore_encoder_{name}" for name in ("apart", *(f"{counter}_total" for counter in counters))]
+    return {name: {"model_name", "engine"} for name in encoder} | {"shmstore_in_use": {"reason"}}
+
+
+def test_every_alert_names_labels_that_its_metrics_have_and_some_panel_shows_each_encoder_metric() -> None:
+    labels = all_labels() | labels_in_vllm()
+    for rule in alert_rules():
+        wanted = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        for name in re.findall(r"shmstore_\w+", rule["expr"]):
+            assert wanted <= labels[name], rule["alert"]
+    assert labels_in_vllm().keys() <= set(re.findall(r"shmstore_\w+", DASHBOARD.read_text()))
 
 
 def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for() -> None:
     expressions = dashboard_expressions()
     assert len(expressions) > 15
-    labels = all_labels()
+    labels = all_labels() | labels_in_vllm()
     for expression in expressions:
         named = re.findall(r"(shmstore_\w+)(?:\{([^}]*)\})?", expression)
         assert named, f"no metric in {expression}"
@@ -347,7 +371,7 @@ def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for() -> Non
 
 
 def test_every_label_in_a_legend_of_the_dashboard_exists() -> None:
-    labels = all_labels()
+    labels = all_labels() | labels_in_vllm()
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel["targets"]:
             wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
