@@ -176,6 +176,13 @@ def test_the_table_of_kernels_has_each_call_that_needs_a_new_one() -> None:
     assert set() == used - named
 
 
+def test_the_table_of_layouts_has_that_of_this_version() -> None:
+    release = ".".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"].split(".")[:2])
+    header = (ROOT / "csrc" / "store" / "layout.h").read_text(encoding="utf-8")
+    (layout,) = re.findall(r"^#define SHMS_LAYOUT_VERSION (\d+)u", header, re.M)
+    assert f"\n| {release} | {layout} |\n" in (DOCS / "reference" / "versions.md").read_text(encoding="utf-8")
+
+
 def test_a_line_of_code_has_120_columns_at_most() -> None:
     """docs/wide.css makes room for so many; the menu leaves no more of a window of 1280 pixels."""
     assert [] == [str(block) for block in BLOCKS if any(len(line) > 120 for line in block.text.splitlines())]
