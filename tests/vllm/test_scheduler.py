@@ -270,7 +270,7 @@ def test_an_encoder_decoder_model_keeps_the_encoder_manager_of_vllm(monkeypatch:
 
 
 def test_a_call_that_our_encoder_manager_lacks_is_not_answered_by_another() -> None:
-    assert not hasattr(EncoderManager(12, None), "unreserve"), "our own manager has it, and vLLM may mean something else"
+    assert not hasattr(EncoderManager(12, None), "unreserve"), "ours has it, and vLLM may mean something else"
 
 
 def test_a_diffusion_model_which_needs_a_scheduler_of_its_own_is_refused(text: Path) -> None:
