@@ -56,7 +56,7 @@ def read(
 
 
 def built() -> list[Path]:
-    return sorted(path for path in BUILT.glob("test_*") if not path.suffix)
+    return sorted(path for path in BUILT.glob("test_*") if (HERE / f"{path.name}.c").exists())
 
 
 def ran() -> dict[str, set[Line]]:
