@@ -108,7 +108,7 @@ def compare(engines: tuple[Engine, Engine], seed: int = 0, steps: int = 200, wit
         expected, actual = theirs.step(), mine.step()
         assert expected == actual, f"step {step}"
         mine.scheduler.kv_cache_manager.check_valid()
-        mine.scheduler.encoder_cache_manager.check_valid()
+        mine.scheduler.encoder_cache_manager._ours.check_valid()
         preempted |= {name for name, request in mine.scheduler.requests.items() if request.num_preemptions}
         if actual[1] and "stats" in actual[1]:
             hits += actual[1]["stats"][1]["hits"]
