@@ -76,7 +76,7 @@ RUNS = [
     Run("search-retired", "search.pml", "DEATHS=2 ROPS=1 RETIRE=1", "a rank is retired at any moment"),
     Run("search-reuse", "search.pml", "DEATHS=1 ROPS=1 PUTS=1", "another object comes into the slot; missed pins"),
     Run("search-two", "search.pml", "NR=2 DEATHS=0 ROPS=1", "two ranks"),
-    Run("search-adopters", "search.pml", "ADOPTERS=1 DEATHS=0 ROPS=0 PUTS=1 BOPS=1", "a put beside another writer"),
+    Run("search-adopters", "search.pml", "ADOPTERS=1 DEATHS=0 ROPS=0 PUTS=1 BOPS=1", "a put next to another writer"),
     Run("adopting", "adoption.pml", "AOPS=2 BOPS=2", "another writer adopts; each of the three may die at any step"),
     Run("owner", "adoption.pml", "MAXA=1 MAXB=1 AOPS=2 BOPS=1", "the slot's owner hands out, too"),
     Run("keeping", "adoption.pml", "KEEP=1 MAXB=1 AOPS=1 BOPS=1 BDEATHS=2", "a successor keeps leases"),

@@ -11,7 +11,7 @@
  * - When all processes have come to rest, the writer polls once more. Everything that it then remembers as held must be
  *   held. Before that it may refuse too much: a rank between R4 and its count, or between A2 and A3, is about to change
  *   that.
- * - With ADOPTERS, writer B hands the object out at any moment, and may stop for good behind its pin. It dies, and is
+ * - With ADOPTERS, writer B hands the object out at any moment, and may stop for good after its pin. It dies, and is
  *   succeeded. A look-up of B stores nothing, so it is not here. This writer puts again and again, and must not refuse
  *   for a pin in passing.
  *

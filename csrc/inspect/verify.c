@@ -7,11 +7,11 @@
  * 1. Several passes run, some time apart. Only a finding that is in each of them, in the same place and with the same
  *    value, counts. A healthy store that is working changes its values.
  * 2. A word that must stay below a counter (an id, a number, an acknowledgement) is read before the counter.
- * 3. A writer may die or stop between two stores. It leaves sums that do not agree, leases of objects that are gone, or
+ * 3. A writer may die or stop between two stores. It leaves sums that do not agree, leases of objects that were removed, or
  *    that are not in the list of their holds, an index that is not complete, and a slot in WRITING or EVICTING. `recover`
  *    repairs all of that. The two states are not findings; the others are. The caller knows whether the writer runs, and
  *    so what they mean. While it runs, the caller looks again for as long as a busy machine may keep it from going on.
- *    Leases of a dead writer on objects of others are void, so their objects may be gone.
+ *    Leases of a dead writer on objects of others are void, so their objects may have been removed.
  */
 #include "inspector.h"
 
@@ -87,7 +87,7 @@ static bool check_slot(const shms_inspector *i, const shms_writer_table *t, cons
     return true;
 }
 
-/* Would another writer find the object by its key? A key comes into the index before its object is LIVE, and goes after
+/* Would another writer find the object by its key? A key is in the index before its object is LIVE, and is removed after
  * it has been deleted or evicted. */
 static bool is_indexed(const shms_inspector *i, const shms_slot_record *s, uint64_t hash) {
     uint32_t n_slots = (uint32_t)i->seg.layout.max_objects, slot;
@@ -185,7 +185,7 @@ static void check_holds(const shms_inspector *i, uint32_t writer, bool *listed, 
     }
 }
 
-/* A complete lease on an object of another writer stays until that writer comes to it; the object may go before. A void one
+/* A complete lease on an object of another writer stays until that writer comes to it; the object may be evicted before. A void one
  * holds nothing either. */
 static bool keeps_object(const shms_lease_record *e) { return e->owner == e->writer || shms_lease_waits(e); }
 

@@ -19,7 +19,7 @@
  * In the flat form the values follow each other without kinds: name, identifier, offset, salt, digest.
  *
  * SHA-256 comes from the system's libcrypto, which the first call looks for. Without it, shms_blockhash_bodies returns
- * the part behind the parent of each message, and the caller hashes.
+ * the part after the parent of each message, and the caller hashes.
  *
  * Caveats: the LoRA adapter and the salt are passed as CBOR of either form, and identifiers as CBOR of their text. This
  * file encodes only numbers, and writes the kinds of items and digests. Items are in order of offset. Offset and length

@@ -265,7 +265,7 @@ int shms_blockpool_touch(shms_blockpool *pool, const void *ids, int64_t n) {
 
 int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int reverse) {
     shms_pool_block *blocks = pool->blocks;
-    int32_t head = 0; /* the last block put at the head; the next one goes behind it */
+    int32_t head = 0; /* the last block put at the head; the next one follows it */
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
         int rc = outside(pool, id) ? SHMS_KV_ERANGE : id && blocks[id].ref == 0 ? SHMS_KV_EUNUSED : 0;

@@ -206,7 +206,7 @@ static int may_cache(const shms_kvcache *kv, shms_kv_request *r, const shms_kv_g
 }
 
 /* Does a later request need block i of a window, because it goes on at a multiple of `interval` or at a boundary? With
- * EAGLE it also needs the block behind that position, which it computes again. */
+ * EAGLE it also needs the block after that position, which it computes again. */
 static int is_kept(const shms_kvcache *kv, const shms_kv_request *r, const shms_kv_group *g, int64_t i) {
     int64_t need = window_blocks(g, g->eagle), period = kv->interval / g->size;
     if (period && (need >= period || (i - g->eagle) % period >= period - need))

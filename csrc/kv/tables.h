@@ -53,7 +53,7 @@ struct shms_kvcache {
     int64_t *stored;
 };
 
-/* How many blocks in a row a request needs to go on behind them. */
+/* How many blocks in a row a request needs to go on after them. */
 static inline int64_t window_blocks(const shms_kv_group *g, int drop) {
     return max64(1, cdiv(g->param - 1, g->size) + drop);
 }

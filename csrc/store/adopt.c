@@ -90,7 +90,7 @@ int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id, bo
 }
 
 void shms_holds_unpin(const shms_segment *seg, uint32_t slot) {
-    SHMS_STEP("B5"); /* pairs with W3h: who misses the pin sees what B4 has stored */
+    SHMS_STEP("B5"); /* pairs with W3h: an owner that misses the pin sees what B4 has stored */
     atomic_store_explicit(&seg->writer->adopting, 0, memory_order_release);
     shms_holds_count(seg, slot);
 }

@@ -22,7 +22,7 @@ void shms_holds_begin(const shms_segment *seg, bool keep);
 /* B1, B2: pins the object of another writer, if it is still there and LIVE. In EVICTING it is a miss, without a wait. */
 bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id);
 /* The same for an object that this writer has leased, which the owner may be asking about: waits until it has decided, as
- * long as segment.h says. 1: pinned. 0: it is gone. SHMS_EBUSY: the owner was stopped meanwhile. */
+ * long as segment.h says. 1: pinned. 0: it was evicted. SHMS_EBUSY: the owner was stopped meanwhile. */
 int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
 /* B5; also for a pin that missed. */
 void shms_holds_unpin(const shms_segment *seg, uint32_t slot);
@@ -31,7 +31,7 @@ void shms_holds_unpin(const shms_segment *seg, uint32_t slot);
 
 /* The slot of an object of another writer that may be handed out, and its words in `seen`; or SHMS_NONE. */
 uint32_t shms_look_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen);
-/* B1 to B5: leases what was found, with a taken entry. False if it has gone; then the entry is free again. */
+/* B1 to B5: leases what was found, with a taken entry. False if it was evicted; then the entry is free again. */
 bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
                 uint8_t *out);
 /* Opens a held lease on another writer's object of this key, which is no hit: 1. 0 if there is none, or if the key is here.

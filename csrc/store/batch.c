@@ -58,7 +58,7 @@ static void undo_item(struct shms_writer *w, const shms_batch_item *item) {
     shms_slot *s = shms_segment_slot(&w->seg, item->slot);
     uint64_t state = shms_get(&s->state);
     uint32_t slot = item->slot - w->leases.base, entry = item->entry - w->seg.arena * w->leases.n_entries;
-    if (state == SHMS_FREE || shms_get(&s->id) != item->id) /* the object is gone, and its leases went before it */
+    if (state == SHMS_FREE || shms_get(&s->id) != item->id) /* the object was removed, and its leases ended before it */
         return;
     if (state == SHMS_WRITING) {
         if (!item->lease) /* else it is the next object in the slot, whose id is not stored yet */

@@ -4,7 +4,7 @@
  *
  * A batch exists before the first change. Each call below makes a change and records it, and no signal comes between
  * the two. One call undoes all of it, by object id and lease number. These are never used twice. So undoing twice is
- * the same as undoing once, and objects that are gone are left alone. The commit point is a store of 1 to `keep`.
+ * the same as undoing once, and objects that no longer exist are skipped. The commit point is a store of 1 to `keep`.
  *
  *     batch = ...; try: shms_batch_hit(w, batch, ...); ...; batch.keep = 1; return
  *                  except: shms_batch_undo(w, batch); raise

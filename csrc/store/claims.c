@@ -11,7 +11,7 @@
 #include "file.h"
 #include "index.h"
 
-#define BYTES_AT (UINT64_C(1) << 61) /* behind the end of any file */
+#define BYTES_AT (UINT64_C(1) << 61) /* past the end of any file */
 
 /* The claims of this process that have a byte: which thread has taken each, and in which process, as shms_forks says.
  * A cell of a parent's is free, like one of 0. */

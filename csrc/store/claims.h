@@ -1,11 +1,11 @@
 /*
- * claims.h - who makes an object that is not stored yet: one byte of the segment's file for each key, far behind its end.
+ * claims.h - who makes an object that is not stored yet: one byte of the segment's file for each key, far past its end.
  *
  * A claim is an open-file-description lock on that byte, on an opening of its own, which one mapped page keeps (locks.c).
  * So the kernel excludes processes and threads alike, ends a claim with its process, and no close of a descriptor ends
  * it. There is no shared word, no time-out and no successor.
  *
- * Claims spare work and guard nothing: two who make the same object store it twice. So a claim that cannot have its byte
+ * Claims spare work and guard nothing: two processes that make the same object store it twice. So a claim that cannot have its byte
  * is granted all the same: of a store whose file was removed, of a process without descriptors, or beyond SHMS_MAX_CLAIMS,
  * since the kernel looks through a list of all locks of a file. Two keys whose bytes are the same exclude each other,
  * which is a delay.

@@ -1,5 +1,5 @@
 /*
- * core.h - what the core offers beside shmstore.h: to its own files, and to Python, which is built together with it.
+ * core.h - what the core offers besides shmstore.h: to its own files, and to Python, which is built together with it.
  */
 #ifndef SHMS_CORE_H
 #define SHMS_CORE_H
@@ -141,7 +141,7 @@ int shms_lock_again(uint32_t *turns);
 /* Does _join, up to its last step, which is _stay. Arena 0 is that of _recover. */
 int shms_writer_take(shms_writer **out, const char *name, int arena, const shms_expected *expected);
 /* Has the name stay until the writer closes, and records for how long beyond that, if not 0. For a caller with whom nothing
- * else can fail. SHMS_ENOSTORE: the name has gone meanwhile. */
+ * else can fail. SHMS_ENOSTORE: the name was removed meanwhile. */
 int shms_writer_stay(shms_writer *w, int how);
 /* The same for the variable that has the handle, so that an owner can exist before the handle does. */
 void shms_writer_drop(shms_writer **w);

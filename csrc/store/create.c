@@ -130,6 +130,6 @@ int shms_segment_publish(shms_segment *seg) {
     if (rc) /* the process has too many mappings */
         return rc;
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
-    mprotect(seg->control, seg->layout.writer_at, PROT_READ); /* joins the mapping behind it, or stays writable */
+    mprotect(seg->control, seg->layout.writer_at, PROT_READ); /* joins the mapping after it, or stays writable */
     return SHMS_OK;
 }

@@ -86,7 +86,7 @@ bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) 
     w->n_kept += cell->times++ == 0;
     cell->hash = hash | 1;
     uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
-    if (slot != SHMS_NONE) /* of an object that goes just now it means nothing: each put sets it */
+    if (slot != SHMS_NONE) /* of an object that is removed just now it means nothing: each put sets it */
         shms_protect_slot(w, slot, true);
     return true;
 }

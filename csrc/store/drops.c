@@ -11,7 +11,7 @@
 #define SCAN_AT_ONCE 256 /* slots between two yields of the mutex */
 #define SCAN_EACH_CALL 8
 
-/* Marks the object if its key matches: the mark is for an id, which all who read it compare. So an object in EVICTING,
+/* Marks the object if its key matches: the mark is for an id, which whoever reads it compares. So an object in EVICTING,
  * which may stay, is marked, too. */
 static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole) {
     shms_slot seen;

@@ -59,7 +59,7 @@ bool shms_file_is_young(const shms_segment *seg);
 
 /* Reads superblock and layout, without a mapping: for anybody's file, whatever it is. SHMS_ELAYOUT, ECORRUPT or ESYS. */
 int shms_segment_read(shms_segment *seg, shms_superblock *sb);
-/* Does that mode let the group or others only read, or only write? Who may only read could lock bytes against all
+/* Does that mode let the group or others only read, or only write? Whoever may only read could lock bytes against all
  * others, and attaching and joining would fail. */
 bool shms_mode_splits(uint32_t mode);
 
@@ -67,7 +67,7 @@ bool shms_mode_splits(uint32_t mode);
 
 /* Maps everything read-only, but for a rank its own table. */
 int shms_segment_map(shms_segment *seg, int fd, int role);
-/* Makes an arena writable, or of the owner none, and nothing else behind the superblock. The one rule (each word has one
+/* Makes an arena writable, or of the owner none, and nothing else after the superblock. The one rule (each word has one
  * writing process), enforced by the MMU. */
 int shms_segment_own(shms_segment *seg, uint32_t arena);
 

@@ -2,7 +2,7 @@
  * find.h - look-ups by key in the published indexes of the arenas (index.h): for writers, and for ranks.
  *
  * What an index leads to is a candidate. Its key is compared without a pin: the object was there if it was whole, with
- * the same id, before and after. An id is never used again. So who then pins that id (R1 and R2, or B1 and B2) has the
+ * the same id, before and after. An id is never used again. So whoever then pins that id (R1 and R2, or B1 and B2) has the
  * object of that key.
  *
  * Slots have their numbers of all arenas here.
@@ -30,7 +30,7 @@ uint32_t shms_find_next(shms_lookup *l);
 uint32_t shms_find_key(const shms_segment *seg, const shms_index *index, uint32_t without, uint64_t hash,
                        const char *key, uint32_t key_len, shms_slot *seen);
 
-/* The bytes of an object without a pin, and its words in `seen`, as checked; or NULL. It may go meanwhile. So what was
+/* The bytes of an object without a pin, and its words in `seen`, as checked; or NULL. It may be evicted meanwhile. So what was
  * read counts only if it is still there afterwards: its bytes are reused only after FREE (W4). */
 const uint8_t *shms_object_of(const shms_segment *seg, uint32_t slot, shms_slot *seen);
 bool shms_still_there(const shms_segment *seg, uint32_t slot, uint64_t id);

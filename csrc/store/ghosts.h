@@ -26,7 +26,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SHMS_GHOST_EPOCHS 1024 /* older ghosts are gone: 16 capacities were evicted after them */
+#define SHMS_GHOST_EPOCHS 1024 /* older ghosts are forgotten: 16 capacities were evicted after them */
 #define SHMS_GHOST_FACTORS 3   /* 1.5, 2 and 4; see ghosts.c */
 #define SHMS_GHOST_SAMPLED 4096 /* slots from which on there is a sample */
 

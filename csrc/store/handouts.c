@@ -87,7 +87,7 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
     return shms_writer_leave(w, slot != SHMS_NONE);
 }
 
-/* 1: the object is here, and `ref` is what a writer packed. 0: it is gone. Or an error. */
+/* 1: the object is here, and `ref` is what a writer packed. 0: it was evicted. Or an error. */
 static int find_ref(struct shms_writer *w, const uint8_t *packed, shms_ref *ref) {
     int rc = shms_ref_read(ref, packed, w->seg.sb, &w->seg.layout);
     if (rc)
@@ -155,7 +155,7 @@ int shms_writer_assign_group(shms_writer *w, const uint8_t *packed, uint32_t gro
         if (group > w->seg.layout.n_groups || (before && before != group))
             return shms_writer_leave(w, SHMS_EINVAL);
         shms_leases_assign_group(&w->leases, ref.entry, group);
-        /* the object may go earlier than a survey or a sweep has found */
+        /* the object is evictable earlier than a scan or a sweep has found */
         if (shms_is_own(&w->seg, ref.slot))
             shms_ring_stale_slot(&w->ring, ref.slot - w->leases.base);
         else

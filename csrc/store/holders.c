@@ -2,7 +2,7 @@
  * holders.c - who holds an object: leases (W1, W3f), pins (W3, W3h), and what has changed since the last poll.
  *
  * Other writers pin and lease objects of this one by words of their own (adopt.h), at any time. So what a look finds of
- * their leases saves work, but only W3f answers. The order behind W2 is W3h for all victims, then W3, then W3f, and
+ * their leases saves work, but only W3f answers. The order after W2 is W3h for all victims, then W3, then W3f, and
  * between the first two every verdict is forgotten; docs/concepts/protocol.md says why.
  */
 #include "holders.h"
@@ -23,7 +23,7 @@ bool shms_reclaim_yield(struct shms_writer *w) {
     return others;
 }
 
-/* Is a rank or another writer gone? Then what it has pinned and leased is void, whatever its words say. */
+/* Has a rank or another writer ended? Then what it has pinned and leased is void, whatever its words say. */
 static bool gone(struct shms_writer *w, uint32_t peer) {
     shms_peer *p = &w->peers[peer];
     uint32_t n_ranks = (uint32_t)w->seg.layout.n_readers;
@@ -102,7 +102,7 @@ static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
     return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
 }
 
-/* Writer `o` is about to lease what it has pinned, or to let go of it. That may be over, but not counted, at the next poll,
+/* Writer `o` is about to lease what it has pinned, or to release its pin; it may do so without counting it before the next poll,
  * which therefore takes the slot's zone for changed. */
 static void met_in_passing(struct shms_writer *w, uint32_t o, uint32_t slot) {
     uint32_t peer = (uint32_t)w->seg.layout.n_readers + o, n_zones = w->ring.n_zones;
@@ -256,7 +256,7 @@ bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t 
     return false;
 }
 
-/* Compares a peer with what the last poll has found, and marks the zones where it may have let go of something. */
+/* Compares a peer with what the last poll has found, and marks the zones where it may have released something. */
 static bool poll(struct shms_writer *w, uint32_t peer, shms_peer now, const shms_word *counts) {
     shms_peer *p = &w->peers[peer];
     uint32_t n_zones = w->ring.n_zones;

@@ -11,7 +11,7 @@ void shms_reclaim_begin(struct shms_writer *w);
 /* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield without `placing`, the
  * writer may be closed. Nothing may be stored then. */
 bool shms_reclaim_yield(struct shms_writer *w);
-/* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that are gone count as here. */
+/* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that have ended count as here. */
 bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);
 /* Does W1 and a first read of the pins. Closes the leases that it finds complete. The context is the writer. */
 shms_pin *shms_pin_of(struct shms_writer *w, uint32_t r, uint32_t slot); /* of rank r, for an own slot */

@@ -9,7 +9,7 @@
  *
  * - The home of a key is the line that the low bits of its hash name. The key is in the first line from there on that
  *   had an empty cell when it was added.
- * - `passed` counts the keys that are behind the line, but have their home in it or before it. A look-up goes on behind
+ * - `passed` counts the keys that are past the line, but have their home in it or before it. A look-up goes on past
  *   a line only if the count is not 0.
  * - At most half of the cells are used if all slots are. So nearly every look-up ends in its first cache line.
  * - The keys themselves stay in the data region. A random seed keys the hash, because keys may come from the network.
@@ -19,9 +19,9 @@
  *
  * 1. A key stays in its cell until it is removed: nothing moves, and there are no tombstones. Until then every `passed`
  *    before its line is at least 1. A process sees the values of one word in their order. So it finds a key that was
- *    added before it looks and is removed after, whatever comes and goes beside it.
- * 2. A look-up beside the add or the removal of its own key finds it or misses it. Both are right: the key comes before
- *    its object is LIVE (P3, P4) and goes after it has been deleted or evicted (D1, W4).
+ *    added before it looks and is removed after, whatever other keys are added or removed meanwhile.
+ * 2. A look-up during the add or the removal of its own key finds it or misses it. Both are right: the key comes before
+ *    its object is LIVE (P3, P4) and is removed after it has been deleted or evicted (D1, W4).
  * 3. What a look-up finds is a candidate. Another key may have the same tag, and the slot may have another object by
  *    now. So the caller reads its id and its state, and then compares its key (find.c). These loads order the object's
  *    words and bytes (R2a with P4), so the load of the cell need not.
@@ -84,7 +84,7 @@ bool shms_index_remove(shms_index *x, uint64_t hash, uint32_t slot);
 /* Checks the lines against the slots, whose keys are in the data region. */
 int shms_index_valid(const shms_index *x);
 
-/* Begins to load the line that a look-up visits first. Who asks several writers calls it for all of them beforehand. */
+/* Begins to load the line that a look-up visits first. Call it for every arena first when looking in several. */
 static inline void shms_index_prefetch(const shms_index *x, const shms_index_line *lines, uint64_t hash) {
     __builtin_prefetch(&lines[hash & x->mask]);
 }

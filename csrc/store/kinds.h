@@ -1,5 +1,5 @@
 /*
- * kinds.h - kinds of objects: their counts, their quotas, and which object of a kind goes next.
+ * kinds.h - kinds of objects: their counts, their quotas, and which object of a kind is evicted next.
  *
  * The writer table has a table of up to 15 kinds: a name, counts and perhaps a quota (layout.h). The flags of a slot have
  * the number of its kind, and 0 is no kind. The counts follow from the slots, so a successor computes them again.

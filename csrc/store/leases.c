@@ -131,7 +131,7 @@ void shms_leases_hold(shms_leases *l, uint32_t entry) {
 }
 
 void shms_leases_assign_group(shms_leases *l, uint32_t entry, uint32_t group) {
-    SHMS_STEP("G1"); /* one store; who reads the word before it expects more ranks */
+    SHMS_STEP("G1"); /* one store; whoever reads the word before it expects more ranks */
     shms_word *what = &l->table[entry].what;
     atomic_store_explicit(what, shms_get(what) | shms_lease_what(0, false, group, 0), memory_order_release);
 }

@@ -28,7 +28,7 @@ int shms_writer_enter_to_end(struct shms_writer *w);
 void shms_writer_ticket_ended(struct shms_writer *w, uint32_t entry);
 /* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */
 bool shms_writer_yield(struct shms_writer *w);
-/* Wakes the threads that wait. Call it after this process has let go of something that kept them out. */
+/* Wakes the threads that wait. Call it after this process has released something that kept them out. */
 static inline void shms_room_made(struct shms_writer *w) {
     if (w->room_waits)
         pthread_cond_broadcast(&w->room);

@@ -119,7 +119,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     if (state == SHMS_FREE)
         return SHMS_ESTALE;
     rc = state == SHMS_EVICTING ? shms_wait_for_eviction(&r->seg, ref->slot, ref->id, true) : SHMS_OK;
-    if (rc == SHMS_EBUSY && !promised(r, ref)) /* only another writer's lease can be open beside EVICTING */
+    if (rc == SHMS_EBUSY && !promised(r, ref)) /* only another writer's lease can be open during EVICTING */
         rc = SHMS_ESTALE;
     if (rc) {
         shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, ref->slot);

@@ -1,7 +1,7 @@
 /*
- * reclaim.c - which objects may go, and how they go: the writer's half of the protocol.
+ * reclaim.c - which objects can be evicted, and how: the writer's half of the protocol.
  *
- * An object may go if it has no open lease (W1) and no rank has it pinned (W3). A reader may pin at any moment. So the
+ * An object is evictable if it has no open lease (W1) and no rank has it pinned (W3). A reader may pin at any moment. So the
  * writer reads the pins again after it has set the state to EVICTING (W2). If it finds a pin then, it sets the state
  * back to LIVE (W5). readers.h explains why one of the two sides must see the other.
  *
@@ -310,7 +310,7 @@ static int refuse_quota(struct shms_writer *w, const shms_kind_choice *c) {
     return SHMS_EQUOTA;
 }
 
-/* Is there a gap of that size, once one of the chosen objects has gone? */
+/* Is there a gap of that size, once one of the chosen objects is evicted? */
 static bool gap_of_chosen(const struct shms_writer *w, const shms_kind_choice *c, search *f) {
     const shms_ring *r = &w->ring;
     for (uint32_t i = 0, s = w->kinds.lists[c->kind].first; i < c->n; i++, s = w->kinds.next[s]) {
@@ -334,7 +334,7 @@ static int find_in_quota(struct shms_writer *w, search *f, shms_kind_choice *c, 
     if (rc <= 0)
         return rc ? rc : refuse_quota(w, c);
     bool fits = gap_of_chosen(w, c, f);
-    if (!fits && (rc = find(w, f, budget)) <= 0) /* nothing goes for a put that finds no place */
+    if (!fits && (rc = find(w, f, budget)) <= 0) /* nothing is evicted for a put that finds no place */
         return rc;
     if ((rc = evict_chosen(w, c)))
         return rc;
@@ -438,7 +438,7 @@ static uint32_t at_most(uint32_t n, uint32_t limit) { return n < limit ? n : lim
 /* The fewer entries are free, the more are checked. So most entries have been checked before none is free. */
 void shms_reclaim_leases(struct shms_writer *w) {
     w->to_sweep =
-        /* a lease that is opened after every rank has gone is complete at once, without a later change to see */
+        /* a lease that is opened after every rank has ended is complete at once, without a later change to see */
         w->leases.n_entries;
     if (w->leases.n_free < w->leases.n_entries / 2)
         sweep(w, at_most(w->leases.n_entries / (w->leases.n_free + 1), SWEEP_EARLY), false);

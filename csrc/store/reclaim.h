@@ -7,7 +7,7 @@
 #include "writer.h"
 
 /* Makes room for `span` bytes of a kind and a slot. SHMS_EFULL, SHMS_EQUOTA and SHMS_ENOSLOT change
- * nothing, except that objects of the kind may have gone for a place that another holds by now. `placing` is held, too.
+ * nothing, except that objects of the kind may have been evicted for a place that another holds by now. `placing` is held, too.
  * `waits`: the put has been refused, and waits for room.
  * Other threads may have had the mutex in the meantime. */
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool waits, shms_placement *out);

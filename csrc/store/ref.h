@@ -6,7 +6,7 @@
  *
  * The tag is SipHash-2-4 (Aumasson, Bernstein 2012) of the first 32 bytes. Its key is two random words: one of the
  * store, and one of the object. So a tag fails to verify if a bit has changed, or if the reference is made up. It also
- * fails for a reference of another store, or of an object that is gone. Hence a reader can trust the lease number, even
+ * fails for a reference of another store, or of an object that was evicted. Hence a reader can trust the lease number, even
  * of a lease that ended long ago. Every attached rank can read both words (SECURITY.md).
  */
 #ifndef SHMS_REF_H

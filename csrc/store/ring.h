@@ -7,10 +7,10 @@
  *
  * Two areas. From the first small object on, the last per cent of the region is for small objects. A small object that
  * is held among large ones can cost the room of a large one. Each area has a hand, the hand of a CLOCK. A search starts
- * there, and the hand moves behind the new object. An object that the hand passes loses its second chance. One list has
+ * there, and the hand moves past the new object. An object that the hand passes loses its second chance. One list has
  * the objects of both areas in address order.
  *
- * A *run* is a stretch of gaps and of objects that may go. It ends at an object that stays. What may go depends on the
+ * A *run* is a stretch of gaps and of evictable objects. It ends at an object that stays. What is evictable depends on the
  * *level* of the search: nothing (gaps only), objects not used since the hand last passed, or all that nobody holds.
  *
  * This file does not know why an object stays: a callback decides. zones.h remembers the answers.
@@ -38,7 +38,7 @@ typedef struct shms_area {
 typedef struct shms_zone {
     uint32_t first; /* the first object that has bytes in it; SHMS_NONE */
     bool stale; /* something may have changed since its survey */
-    bool moved; /* objects have come or gone since its gaps were measured */
+    bool moved; /* objects were added or removed since its gaps were measured */
     uint8_t lap; /* how many times a hand has passed used objects in it, 1 to 254; see shms_ring_is_used */
     bool uses; /* objects were used in this lap */
 } shms_zone;
@@ -92,7 +92,7 @@ void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind);
 void shms_ring_move_hand(shms_ring *r, enum shms_area_name area, uint32_t slot, bool lap);
 void shms_ring_remove(shms_ring *r, uint32_t slot);
 /* Removes the n objects from `first` to `last`, which stay linked among themselves. If nothing takes their place,
- * _gap_before must follow, for the object behind them. */
+ * _gap_before must follow, for the object after them. */
 void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n);
 void shms_ring_gap_before(shms_ring *r, uint32_t behind);
 

@@ -1,7 +1,7 @@
 /*
  * room.c - a put that waits for room. A wait is a put that is tried again, so nothing depends on it but time.
  *
- * What this process lets go of wakes all threads that wait (shms_room_made). Other processes wake nobody, and neither does
+ * What this process releases wakes all threads that wait (shms_room_made). Other processes wake nobody, and neither does
  * a death: one of the threads polls for all of them, every millisecond, and once it has waited for 50 ms, every 5 ms.
  */
 #include "room.h"

@@ -8,7 +8,7 @@
  * - data: a writer may write its own part; all others may only read.
  *
  * Liveness is an open-file-description lock on one byte for each process: byte w for writer w, byte SHMS_MAX_WRITERS
- * for an owner without an arena, and the byte behind it + r for rank r (docs/concepts/protocol.md). What keeps it is in
+ * for an owner without an arena, and the byte after it + r for rank r (docs/concepts/protocol.md). What keeps it is in
  * locks.c; another opening, `fd`, probes other processes' locks. A process that writes into an arena's data for its
  * writer, as a tier's client does, locks these bytes first. It ends when the writer dies. Until then nobody takes the
  * arena over.
@@ -60,8 +60,8 @@ int shms_segment_name(shms_segment *seg, const char *name);
 /* Opens the file of that name, and no symbolic link, as a descriptor above 2. -1 and errno */
 int shms_segment_open_path(const shms_segment *seg, int flags);
 /* Opens the file of that name, or makes memory without one, and notes its device and inode. A forked child does not keep the
- * descriptor. What is opened later, by way of a descriptor, is an opening of its own, so the locks of who passed the
- * descriptor and who got it exclude each other. -1 and errno: not opened, and needs no _close; EOPNOTSUPP: no
+ * descriptor. What is opened later, by way of a descriptor, is an opening of its own, so the locks of whoever passed the
+ * descriptor and of whoever got it exclude each other. -1 and errno: not opened, and needs no _close; EOPNOTSUPP: no
  * store can be on that file system, though a caller that `looks` may see one there. */
 int shms_segment_open_file(shms_segment *seg, int flags, bool memfd, bool looks);
 
@@ -86,7 +86,7 @@ int shms_segment_reserve(shms_segment *seg, uint64_t *needed);
 int shms_segment_open(shms_segment *seg, const char *name, int role, const shms_expected *expected);
 
 /* SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS if the segment is not what the caller expects. Call it
- * before taking a lock. A rank that attaches briefly and goes counts as dead, and leases no longer expect it. */
+ * before taking a lock. A rank that attaches briefly and ends counts as dead, and leases no longer expect it. */
 int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
 
 /* Maps `size` bytes of the data region, from `at` on, once more: copy-on-write, so a write stays in this process. A page
@@ -106,7 +106,7 @@ int shms_segment_take(shms_segment *seg, int arena, uint64_t without);
 /* Does a process hold the role's lock? Takes about 0.4 us, or 0.6 us if the lock is free. In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
 /* Has the name from now on, until _unlock. The last step of a call that makes a writer or an owner. SHMS_ENOSTORE: it was
- * removed meanwhile. SHMS_EWRITERACTIVE: a process that was stopped is removing it, or was killed and is not gone yet. */
+ * removed meanwhile. SHMS_EWRITERACTIVE: a process that was stopped is removing it, or was killed and has not ended yet. */
 int shms_segment_have_name(shms_segment *seg);
 /* Does a writer or the owner have the name? */
 bool shms_segment_is_had(const shms_segment *seg);
@@ -125,7 +125,7 @@ bool shms_segment_written(const shms_segment *seg);
 void shms_segment_close(shms_segment *seg); /* unlocks, unmaps; errno stays */
 
 /* Waits until the owner of an object in EVICTING has decided; the caller has pinned the object. SHMS_OK: it stays.
- * SHMS_ESTALE: it is gone. SHMS_EBUSY: the owner has not decided for a second, or if the caller is not `patient`, for
+ * SHMS_ESTALE: it was evicted. SHMS_EBUSY: the owner has not decided for a second, or if the caller is not `patient`, for
  * 1,000 turns: it was stopped. `slot` has its number of all arenas. In wait.c. */
 int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
 

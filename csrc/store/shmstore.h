@@ -32,10 +32,10 @@
  * CAVEATS.
  *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock. The child inherits
  *    mappings, but no pins, so it must not read the parent's views, private or not.
- *  - shms_reader_close releases the rank only when the last view is gone. Leases no longer wait for it: its views hold
+ *  - shms_reader_close releases the rank only when the last view is released. Leases no longer wait for it: its views hold
  *    their objects, and nothing else.
  *  - shms_writer_close releases the writer's lock only when the last unfinished object has ended (its commit fails).
- *  - After shms_writer_close the segment's pages stay until the last process that maps them is gone.
+ *  - After shms_writer_close the segment's pages stay until the last process that maps them ends.
  *  - If a program closes file descriptors that it does not own, no lock ends, but the store can no longer probe locks.
  *    It then takes every process for alive: what a dead one held stays until the store is opened again.
  */
@@ -106,7 +106,7 @@ extern "C" {
 /* of _create: memory without a name, sealed against another size; the path is a descriptor's */
 #define SHMS_MEMFD 128
 
-#define SHMS_AS_RECORDED -1 /* the name goes with the last writer, unless SHMS_OUTLIVES keeps it */
+#define SHMS_AS_RECORDED -1 /* the last writer removes the name, unless SHMS_OUTLIVES keeps it */
 #define SHMS_AS_IT_WAS -2   /* the name stays, and so does what is recorded of it */
 
 #define SHMS_ANY_STORE -1 /* any store of that name */
@@ -125,7 +125,7 @@ typedef struct shms_options {
     uint32_t n_writers;
     /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS, and those of the call */
     uint32_t flags;
-    /* of _create: the file's permissions, whatever the umask; 0: 0600. Who may read may also write. */
+    /* of _create: the file's permissions, whatever the umask; 0: 0600. Whoever may read may also write. */
     uint32_t mode;
     /* of _create: 1 + the user group that the file belongs to; 0: as the folder says */
     uint32_t group;
@@ -179,7 +179,7 @@ int shms_writer_recover(shms_writer **out, const char *name, const shms_expected
  * SHMS_ANY_ARENA passes by those. */
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected);
 /* Releases the lock as soon as the last unfinished object has ended; its commit returns SHMS_ECLOSED. The mapping stays
- * until _free. With `unlink` 1 the name goes with the last writer; with 0 it stays, and is no longer ephemeral; or
+ * until _free. With `unlink` 1 the last writer removes the name; with 0 it stays, and is no longer ephemeral; or
  * SHMS_AS_RECORDED or SHMS_AS_IT_WAS. */
 int shms_writer_close(shms_writer *w, int unlink);
 /* If not closed, ends it like a process that dies, without unlinking. NULL is allowed. */
@@ -221,7 +221,7 @@ int shms_reader_release(shms_reader *r, const uint8_t *ref);
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
 /* Ends calls, and no lease waits for it. The rank stays taken while views live. */
 int shms_reader_close(shms_reader *r);
-/* Closes if not closed. The mapping stays until the last view is gone. NULL is allowed. */
+/* Closes if not closed. The mapping stays until the last view is released. NULL is allowed. */
 void shms_reader_free(shms_reader *r);
 /* cdef: end */
 
@@ -247,12 +247,12 @@ typedef struct shms_uncommitted shms_uncommitted;
 
 /* Copies key, metadata and payload into the store, and hands the object out: writes SHMS_REF_SIZE bytes to `ref`. Each
  * rank then reads or releases it, or shms_writer_cancel ends the lease. The four refusals are SHMS_EFULL, SHMS_ENOSLOT,
- * SHMS_ENOLEASE and SHMS_EQUOTA: the call succeeds once a reader has let go of something. */
+ * SHMS_ENOLEASE and SHMS_EQUOTA: the call succeeds once a reader has released something. */
 int shms_writer_put(shms_writer *w, const shms_object *object, const void *payload, uint8_t *ref);
 /* Copies key and metadata, and takes space for a payload: *payload is where to write it, at a multiple of SHMS_ALIGN.
  * No process can see the object yet. One of the next two calls must follow, before shms_writer_free. */
 int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_uncommitted **out);
-/* Hands it out, as _put does; after an error it is gone. */
+/* Hands it out, as _put does; after an error it no longer exists. */
 int shms_uncommitted_commit(shms_uncommitted *u, uint8_t *ref);
 void shms_uncommitted_abort(shms_uncommitted *u); /* gives the space back; NULL is allowed */
 /* Hands a stored object out once more, also that of another writer. SHMS_ENOTFOUND */

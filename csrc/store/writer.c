@@ -335,7 +335,7 @@ int shms_writer_clear_tier(shms_writer *w, uint64_t moment) {
     if (rc)
         return rc;
     shms_set(&w->seg.writer->cleared, moment);
-    atomic_thread_fence(memory_order_seq_cst); /* who has stored an object before its deletion sees this, or it goes */
+    atomic_thread_fence(memory_order_seq_cst); /* a writer that stored the object earlier sees this, or it is deleted */
     return shms_writer_leave(w, SHMS_OK);
 }
 

@@ -23,7 +23,7 @@ typedef struct shms_peer {
      * process that died before A3 leaves no other trace, and surveys have used both. */
     uint64_t asked : 61, gone : 1, turned : 1;
     uint64_t blamed : 1; /* it was found alive when it seemed to hold something: each poll asks whether it still is */
-    /* What the last poll has found. If any of it changes, other objects may go. */
+    /* What the last poll has found. If any of it changes, other objects may be evictable. */
     uint64_t epoch, releases;
     uint64_t retired; /* of a writer: how many times it has retired ranks */
     uint64_t base;    /* of a rank: the sum of its bases */

@@ -6,7 +6,7 @@
  *                    <- trail ><- all of it -><- lead: one run over three zones
  *
  * A *survey* visits the objects of one zone and asks whether each may go. It keeps the lengths of the zone's runs at each
- * level but SHMS_GAPS: gaps are measured where objects have come or gone. A search adds up zones (some thousand at most). A refusal is just a failed search; the next refusal costs as
+ * level but SHMS_GAPS: gaps are measured where objects were added or removed. A search adds up zones (some thousand at most). A refusal is just a failed search; the next refusal costs as
  * little.
  *
  * A zone becomes *stale* if something in it may have been released since its survey; a search surveys it again. The
@@ -32,9 +32,9 @@ typedef struct shms_survey {
 
 typedef struct shms_zones {
     shms_ring *ring;
-    uint32_t reads;              /* of other processes' words, for an object that may go */
+    uint32_t reads;              /* of other processes' words, for an object that is evictable */
     shms_run *runs[SHMS_LEVELS]; /* [level][zone] */
-    uint64_t *free;              /* [zone] bytes of objects that begin in it and may go */
+    uint64_t *free;              /* [zone] bytes of evictable objects that begin in it */
     uint64_t total_free;
     shms_survey unfinished;
     shms_may_go_fn *may_go;

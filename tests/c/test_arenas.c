@@ -293,7 +293,7 @@ TEST(what_was_dropped_is_gone_before_the_owner_has_deleted_it) {
 }
 
 static shms_writer *lister;
-/* As another thread of the owner would, beside a writer that lies. */
+/* As another thread of the owner would, next to a writer that lies. */
 static void falls_behind_again(const char *label) {
     if (strcmp(label, "D1") == 0)
         lister->scan_left = (uint32_t)lister->seg.layout.max_objects;

@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-/* Extra keys of all kinds, each number with its longest head, fit into what `bound` gives: nothing is written behind. */
+/* Extra keys of all kinds, each number with its longest head, fit into what `bound` gives: nothing is written past it. */
 TEST(the_bound_is_enough_for_either_form) {
     enum { N = 9 };
     int64_t token = INT64_MIN, items[3 * N], end;

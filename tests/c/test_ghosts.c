@@ -43,7 +43,7 @@ static void the_distance_is_that_of_an_lru_stack(bool slots) {
         }
         shms_ghosts_add(&g, hash(key), UNIT, false);
         stack[n++] = key;
-        if (n == 1000) { /* far behind the last factor */
+        if (n == 1000) { /* far past the last factor */
             memmove(stack, stack + 500, 500 * sizeof *stack);
             n = 500;
         }

@@ -72,7 +72,7 @@ static void begin(uint32_t n, uint32_t n_ranks, uint8_t *ref) {
 
 /* ---- a list without an end ---- */
 
-/* Slot s of A's begins a list of B's that never ends: `length` entries in a circle, behind `tail` others. All leases in
+/* Slot s of A's begins a list of B's that never ends: `length` entries in a circle, after `tail` others. All leases in
  * it are over. */
 static void plant(uint32_t s, uint32_t at, uint32_t tail, uint32_t length) {
     for (uint32_t i = 0; i < tail + length; i++) {

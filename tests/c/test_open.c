@@ -108,7 +108,7 @@ TEST(no_store_is_created_that_others_may_only_read_or_only_write) {
     CHECK_EQ(0, store_names_left());
 }
 
-/* The library's calls come here: of a file that is to be created the names are stopped at once, as by who removes it; one
+/* The library's calls come here: of a file that is to be created the names are stopped at once, as by a process that removes it; one
  * that is opened has gone before the next call; or it may not be opened. */
 static int remover = -1;
 static bool removing, denied;

@@ -65,7 +65,7 @@ TEST(a_pin_in_passing_refuses_nobody) {
 }
 
 static void a_needs_all(const char *label) {
-    if (strcmp(label, "B2a") == 0) { /* behind a pin */
+    if (strcmp(label, "B2a") == 0) { /* after a pin */
         shms_step_hook = NULL;
         CHECK_EQ(SHMS_OK, put(a, "all", UNITS - 1, 9, NULL));
     }

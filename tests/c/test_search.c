@@ -84,7 +84,7 @@ TEST(a_gap_away_from_the_hands_is_filled_before_an_eviction) {
     end();
 }
 
-/* The hand has gone round once. Half a megabyte is free, right at the hand or behind the next object. */
+/* The hand has gone round once. Half a megabyte is free, right at the hand or after the next object. */
 static void small_objects_fill_a_large_gap_before_an_eviction(bool at_hand) {
     begin(4 * MIB, 8192);
     put_and_release("small", 0, 900);
@@ -139,7 +139,7 @@ TEST(the_hand_passes_many_held_objects) {
 }
 
 /* One use is worth one lap: objects that are not used again leave. The hand starts in the middle of a zone, and the only
- * object that was not used is right behind it. */
+ * object that was not used is right after it. */
 static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objects, uint64_t size) {
     uint64_t last = 0, puts = 0;
     begin(capacity, max_objects);
@@ -345,7 +345,7 @@ TEST(a_hand_out_after_the_survey_keeps_a_large_object) {
     end();
 }
 
-/* Objects of one zone each. The hand is behind the first half; all are held but ten, far from it. */
+/* Objects of one zone each. The hand is past the first half; all are held but ten, far from it. */
 enum { HALF = 128, FREED = 10 };
 static uint8_t refs[2 * HALF][SHMS_REF_SIZE];
 static void free_from(uint64_t at) {

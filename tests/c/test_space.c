@@ -267,7 +267,7 @@ TEST(a_look_while_an_arena_is_taken_finds_no_hole) {
 TEST(a_store_with_a_hole_in_a_table_or_a_taken_arena_is_opened_by_nobody) {
     create(1 << 20, 0);
     CHECK_EQ(SHMS_OK, visit(2, NULL));
-    const off_t holes[] = {data_of(2) + 4096 /* behind the key */, (off_t)(l->slots_at + 3 * l->arena_stride)};
+    const off_t holes[] = {data_of(2) + 4096 /* past the key */, (off_t)(l->slots_at + 3 * l->arena_stride)};
     for (int i = 0; i < 2; i++) {
         CHECK(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, holes[i], 4096) == 0);
         CHECK_EQ(SHMS_ESPARSE, look());

@@ -54,7 +54,7 @@ TEST(damage_in_a_slot_or_a_hand_is_found) {
     finds(ONE_OF(BOUNDS) | ONE_OF(USED) | ONE_OF(KIND_BYTES), &slots[3]->length, MOST + 1);
     finds(ONE_OF(HAND), &w->seg.writer->hand, 1);
     finds(ONE_OF(HAND), &w->seg.writer->small_hand, SHMS_ALIGN + 1);
-    /* The first lies over the two behind it: both are named as sharing its bytes. */
+    /* The first lies over the two after it: both are named as sharing its bytes. */
     uint64_t length = shms_get(&slots[0]->length), overlaps = 0;
     shms_set(&slots[0]->length, 3 * length);
     CHECK_EQ(ONE_OF(OVERLAP) | ONE_OF(USED) | ONE_OF(KIND_BYTES), kinds_found());

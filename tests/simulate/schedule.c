@@ -8,7 +8,7 @@
  * Each actor is a coroutine that uses the core as its processes do. At each labelled step (step.h), and with every other seed
  * also before each access to a shared word, the simulator decides who goes on, who dies there, and who is stopped for how
  * long. A dead actor leaves its words as they are and loses its locks, as the kernel takes them; its successor starts at
- * any later step. With every other seed, calls of the system fail: who cannot join or attach then tries again. So a seed
+ * any later step. With every other seed, calls of the system fail: a process that cannot join or attach then tries again. So a seed
  * replays exactly.
  *
  * After each step no byte under a view has changed. A reference that was promised to a rank is never stale, and its key
