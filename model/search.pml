@@ -6,7 +6,7 @@
  *   put a second object into the slot, which lies in zone 1 and has no lease.
  * - Ranks pin, acknowledge, release, close, die and attach again. A closed reader may have a view of another object,
  *   which keeps its lock.
- * - The writer does its steps in any order. So surveys come before and after a poll of the ranks, and yields come in
+ * - The writer does its steps in any order. So scans come before and after a poll of the ranks, and yields come in
  *   between. Other threads of the writer may do the same.
  * - When all processes have come to rest, the writer polls once more. Everything that it then remembers as held must be
  *   held. Before that it may refuse too much: a rank between R4 and its count, or between A2 and A3, is about to change
@@ -300,7 +300,7 @@ inline put()               /* looks for the place of the object */
 {
         atomic { again = 0; met = 0 };
 search: poll_ranks();
-        if :: atomic { stale[object] -> skip }; survey() :: atomic { !stale[object] -> skip } fi;
+        if :: atomic { stale[object] -> skip }; scan() :: atomic { !stale[object] -> skip } fi;
         if :: atomic { held[object] -> skip };
 #ifndef MUT_NO_SECOND_SEARCH
               if :: atomic { met && !again -> again = 1; met = 0 };
@@ -347,7 +347,7 @@ inline look(r)             /* W1 and the pins of rank r, as in may_go; clears fr
 #define KEEP_STALE
 #endif
 
-inline survey()            /* of the object's zone; the other zone has nothing that could be held */
+inline scan()            /* of the object's zone; the other zone has nothing that could be held */
 {
         atomic { stale[object] = 0; free = (st == LIVE) };
         look(0); SECOND(look(1)); LOOK_B;
@@ -373,7 +373,7 @@ proctype Writer() provided (dying == 2)
         :: atomic { st == LIVE -> skip }; put()
 #else
         :: poll_ranks()
-        :: atomic { st != FREE && stale[object] -> skip }; survey()
+        :: atomic { st != FREE && stale[object] -> skip }; scan()
         :: atomic { verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> FORGET }   /* another operation, or a yield */
 #endif
         :: atomic { st == LIVE && object == 0 && !cancelled -> cancelled = 1; MARK_CANCEL }     /* C1: */

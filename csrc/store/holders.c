@@ -311,7 +311,7 @@ bool shms_poll(struct shms_writer *w) {
         const shms_word *counts = shms_segment_at(&w->seg, l->counts_at, o);
         any |= poll(w, (uint32_t)l->n_readers + o, now, counts + (uint64_t)arena * w->ring.n_zones);
     }
-    /* orders the counts before the surveys; pairs with the release in count_release */
+    /* orders the counts before the scans; pairs with the release in count_release */
     atomic_thread_fence(memory_order_acquire);
     w->released |= any;
     return any;

@@ -20,7 +20,7 @@
 #define MIN_LEASES 64
 #define SMALL_STORE 1024 /* objects; the tables of a smaller store are small in any case */
 
-/* Chooses the size of a zone. A refusal visits every zone, so zones must be few. A survey asks every rank about each
+/* Chooses the size of a zone. A refusal visits every zone, so zones must be few. A scan asks every rank about each
  * object of a zone, so a zone must hold few objects. The memory for each zone grows with the number of ranks. */
 static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_readers) {
     uint64_t zones = max_objects / (n_readers < 4 ? 32 : n_readers < 16 ? 16 : n_readers), shift = 12;

@@ -45,7 +45,7 @@
  * segment contains no pointers. Positions are offsets or indices, and are checked before use.
  *
  * A *zone* is 2^zone_shift bytes of an arena's data. Each rank, and each other writer, counts its releases in each zone.
- * The counts tell the writer which zones to survey again (zones.h).
+ * The counts tell the writer which zones to scan again (zones.h).
  */
 #ifndef SHMS_LAYOUT_H
 #define SHMS_LAYOUT_H
@@ -194,7 +194,7 @@ typedef struct shms_reader_table {
     shms_word base[SHMS_MAX_WRITERS];
     shms_word reserved[5];
     /* another cache line, which every get writes */
-    /* R3b, R4: releases so far, stored after the zone's count; the writer reads it before surveys */
+    /* R3b, R4: releases so far, stored after the zone's count; the writer reads it before scans */
     shms_word releases;
     shms_word counters[7]; /* shms_reader_counters */
     /* shms_pin pins[all slots], shms_word acks[all entries], shms_word zone_releases[all zones] */

@@ -50,7 +50,7 @@ void shms_leases_assign_group(shms_leases *l, uint32_t entry, uint32_t group);
 /* C1: ends an open lease. */
 void shms_leases_close(shms_leases *l, uint32_t entry);
 
-/* Counts that the writer has released another's object, after it has; the owner polls the counts before it surveys. */
+/* Counts that the writer has released another's object, after it has; the owner polls the counts before it scans. */
 void shms_holds_count(const shms_segment *seg, uint32_t slot);
 
 /* Goes round the leases on a slot: returns another one with each call, or SHMS_NONE if there is none. */

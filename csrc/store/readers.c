@@ -48,7 +48,7 @@ void shms_reader_table_close(shms_reader_table *t, const shms_layout *l) {
 }
 
 /* Counts a release. The count follows the release itself, and is a release store; the writer reads it before it
- * surveys. */
+ * scans. */
 static void count_release(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset) {
     if (offset < l->capacity) /* a slot in WRITING may have any offset */
         atomic_fetch_add_explicit(&shms_reader_zone_releases(t, l, shms_arena_of(l, i))[shms_zone_of(l, offset)], 1,

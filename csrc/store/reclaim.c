@@ -16,7 +16,7 @@
  *
  * Two locks. Hits need `mutex`, so a put must not hold it for long. From time to time a put *yields* it to waiting
  * threads. Anything may change meanwhile, with two exceptions, which need `placing`: no other put looks for a place,
- * and no thread closes the writer. So what a put has cleared stays clear. W1 may have been done by a survey, many
+ * and no thread closes the writer. So what a put has cleared stays clear. W1 may have been done by a scan, many
  * yields ago. So evict checks leases again, and does not yield from there to W4.
  *
  * A search begins near the hand, where a CLOCK finds its victims. If that takes too many steps, it uses the zones,
@@ -34,7 +34,7 @@
 enum { AGAIN = 1 }; /* the caller searches again */
 
 #define NEAR 64            /* objects that a search visits from the hand on */
-#define BUDGET 64          /* reads of a rank's words between two yields; a survey finishes its zone first */
+#define BUDGET 64          /* reads of a rank's words between two yields; a scan finishes its zone first */
 #define FORGET_AT_ONCE 128 /* victims between two yields */
 #define UNPROTECT_AT_ONCE 64
 #define SWEEP_AT_ONCE 4096 /* the same, of a sweep of lease entries */
@@ -151,7 +151,7 @@ typedef struct search {
     uint64_t longest; /* the longest run, if there is no place */
 } search;
 
-/* Is the place a run, still? If an object has come to stay since its survey, the next search knows it. */
+/* Is the place a run, still? If an object has come to stay since its scan, the next search knows it. */
 static bool is_run(struct shms_writer *w, const shms_place *p, enum shms_level level) {
     shms_ring *r = &w->ring;
     for (uint32_t s = p->first; s != SHMS_NONE && shms_ring_start(r, s) < p->at + p->span; s = r->next[s])
@@ -246,7 +246,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
     if (!f->polled)
         shms_poll(w);
     f->polled = true;
-    if (!shms_zones_survey(&w->zones, budget))
+    if (!shms_zones_scan(&w->zones, budget))
         return -1;
     for (uint32_t z = 0; z < r->n_zones; z++) {
         if (w->zones.free[z] == 0)
@@ -287,8 +287,8 @@ static bool still_refused(const struct shms_writer *w, uint64_t span, uint32_t k
 /* Raises the budget, so that a search ends: each use during a yield makes a zone stale again. */
 static int64_t raise_budget(int64_t budget) { return budget < INT32_MAX ? budget + budget / 8 : budget; }
 
-/* The same if some zones have not been surveyed yet. */
-static int survey_and_refuse(struct shms_writer *w, int code) {
+/* The same if some zones have not been scanned yet. */
+static int scan_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
     for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY,
                                                    &(int64_t){allowed}, &at, &longest) < 0;
@@ -386,7 +386,7 @@ static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, boo
         if (rc > 0) {
             rc = make_room(w, &f, &budget);
             if (rc == SHMS_ENOSLOT)
-                return survey_and_refuse(w, rc);
+                return scan_and_refuse(w, rc);
             if (rc == SHMS_OK) {
                 *out = (shms_placement){
                     .at = f.place.at, .behind = f.place.first, .area = f.area, .moves = f.moves, .lap = f.lap};
@@ -402,7 +402,7 @@ static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, boo
         }
         shms_reclaim_yield(w);
     }
-    return survey_and_refuse(w, SHMS_EFULL);
+    return scan_and_refuse(w, SHMS_EFULL);
 }
 
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool waits, shms_placement *out) {
@@ -484,7 +484,7 @@ uint32_t shms_reclaim_lease(struct shms_writer *w, bool *others) {
         }
     }
     if (entry == SHMS_NONE)
-        survey_and_refuse(w, SHMS_ENOLEASE);
+        scan_and_refuse(w, SHMS_ENOLEASE);
     return entry;
 }
 

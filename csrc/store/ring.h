@@ -37,7 +37,7 @@ typedef struct shms_area {
 /* A zone: 2^zone_shift bytes of the region; see zones.h. */
 typedef struct shms_zone {
     uint32_t first; /* the first object that has bytes in it; SHMS_NONE */
-    bool stale; /* something may have changed since its survey */
+    bool stale; /* something may have changed since its scan */
     bool moved; /* objects were added or removed since its gaps were measured */
     uint8_t lap; /* how many times a hand has passed used objects in it, 1 to 254; see shms_ring_is_used */
     bool uses; /* objects were used in this lap */

@@ -20,7 +20,7 @@
 /* What is known of a rank, or of another writer. */
 typedef struct shms_peer {
     /* `gone`: the verdict, of operation `asked`. `turned`: it has changed since the last poll, which must see that: a
-     * process that died before A3 leaves no other trace, and surveys have used both. */
+     * process that died before A3 leaves no other trace, and scans have used both. */
     uint64_t asked : 61, gone : 1, turned : 1;
     uint64_t blamed : 1; /* it was found alive when it seemed to hold something: each poll asks whether it still is */
     /* What the last poll has found. If any of it changes, other objects may be evictable. */

@@ -75,12 +75,12 @@ static bool measure(shms_zones *z, uint32_t zone, int64_t *budget) {
     return true;
 }
 
-static void begin_survey(shms_zones *z, uint32_t zone) {
+static void begin_scan(shms_zones *z, uint32_t zone) {
     if (z->unfinished.zone != SHMS_NONE) { /* of another zone, or of this one before a change */
         z->ring->zones[z->unfinished.zone].stale = true;
         z->free[z->unfinished.zone] = 0; /* it is in no total yet */
     }
-    z->unfinished = (shms_survey){.zone = zone, .next = z->ring->zones[zone].first};
+    z->unfinished = (shms_scan){.zone = zone, .next = z->ring->zones[zone].first};
     for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++) {
         z->unfinished.starts[k] = shms_zone_start(z->ring, zone);
         z->runs[k][zone] = (shms_run){0};
@@ -90,13 +90,13 @@ static void begin_survey(shms_zones *z, uint32_t zone) {
     z->ring->zones[zone].stale = false;
 }
 
-/* True: the zone is surveyed. False: the budget is used up. */
-static bool survey(shms_zones *z, uint32_t zone, int64_t *budget) {
+/* True: the zone is scanned. False: the budget is used up. */
+static bool scan(shms_zones *z, uint32_t zone, int64_t *budget) {
     shms_ring *r = z->ring;
     uint64_t start = shms_zone_start(r, zone), end = zone_end(z, zone);
-    shms_survey *now = &z->unfinished;
+    shms_scan *now = &z->unfinished;
     if (r->zones[zone].stale)
-        begin_survey(z, zone);
+        begin_scan(z, zone);
     else if (now->zone != zone)
         return true;
     for (uint32_t s; (s = now->next) != SHMS_NONE && shms_ring_start(r, s) < end; now->next = r->next[s]) {
@@ -118,9 +118,9 @@ static bool survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     return true;
 }
 
-bool shms_zones_survey(shms_zones *z, int64_t *budget) {
+bool shms_zones_scan(shms_zones *z, int64_t *budget) {
     for (uint32_t zone = 0; zone < z->ring->n_zones; zone++)
-        if (!survey(z, zone, budget))
+        if (!scan(z, zone, budget))
             return false;
     return true;
 }
@@ -147,7 +147,7 @@ static bool accept_run(zone_search *q, uint64_t at, uint64_t length) {
 static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search *q, int64_t *budget) {
     uint64_t start = from; /* start of the run in which the last zone ended */
     for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
-        if (!(q->level == SHMS_GAPS ? measure : survey)(z, zone, budget))
+        if (!(q->level == SHMS_GAPS ? measure : scan)(z, zone, budget))
             return -1;
         const shms_run *run = &z->runs[q->level][zone];
         uint64_t here = shms_zone_start(z->ring, zone), end = zone_end(z, zone);

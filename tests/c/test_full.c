@@ -56,7 +56,7 @@ static void accepted(void) {
 /* One walk from the hand, plus one zone. */
 #define LITTLE 300
 
-TEST(a_second_refusal_surveys_only_zones_with_releases) {
+TEST(a_second_refusal_scans_only_zones_with_releases) {
     for (int slots = 0; slots < 2; slots++) { /* they run out, or the bytes */
         int code = slots ? SHMS_ENOSLOT : SHMS_EFULL;
         uint64_t little = slots ? 3 * LITTLE : LITTLE; /* a search for a slot walks more often */
@@ -65,7 +65,7 @@ TEST(a_second_refusal_surveys_only_zones_with_releases) {
         CHECK(refused_by(code) >= MANY);
         for (int i = 0; i < 20; i++)
             CHECK(refused_by(code) <= little);
-        CHECK_EQ(1, shms_reader_release(readers[0], refs[5])); /* a change that causes a survey, without result */
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[5])); /* a change that causes a scan, without result */
         CHECK(refused_by(code) <= little);
         CHECK(refused_by(code) <= little);
         CHECK_EQ(code, put_marked(w, "larger", 128, 1, NULL));
@@ -189,7 +189,7 @@ TEST(a_refusal_after_a_thousand_failed_searches_reports_its_findings) {
     end();
 }
 
-TEST(a_second_refusal_for_a_lease_entry_surveys_nothing) {
+TEST(a_second_refusal_for_a_lease_entry_scans_nothing) {
     begin(4, 2000);
     uint64_t entries = w->seg.layout.max_leases;
     for (uint64_t i = 4; i < entries; i++)
@@ -420,14 +420,14 @@ TEST(slots_run_out_like_bytes) {
     end();
 }
 
-static bool count_surveyed(void *context, uint32_t slot) {
+static bool count_scanned(void *context, uint32_t slot) {
     looks++;
     return shms_may_go(context, slot);
 }
 
 TEST(a_put_that_needs_the_slot_of_another_object_looks_for_no_gap) {
     open_store("no slot", (shms_options){.capacity = 1 << 20, .n_readers = 1, .max_objects = 512}, 1);
-    w->zones.may_go = count_surveyed;
+    w->zones.may_go = count_scanned;
     looks = 0;
     for (uint64_t i = 0; i < 3000; i++) /* they leave gaps of all sizes */
         CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 448 + 1024 * (i % 3), i, NULL));

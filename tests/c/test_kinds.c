@@ -195,11 +195,11 @@ TEST(an_only_object_of_its_kind_goes_although_it_was_used) {
     end();
 }
 
-TEST(a_search_surveys_again_what_has_lost_its_second_chance) {
+TEST(a_search_scans_again_what_has_lost_its_second_chance) {
     int64_t budget = INT64_MAX;
     at_the_quota(12, 64 * KIB);
     CHECK_EQ(1, touch(12));
-    CHECK(shms_zones_survey(&w->zones, &budget));
+    CHECK(shms_zones_scan(&w->zones, &budget));
     put_free(16, 64 * KIB, encoder); /* passes 12, takes 13 */
     CHECK_EQ(1, there(12));
     CHECK_EQ(1, w->ring.zones[shms_ring_zone(&w->ring, 12 * 64 * KIB)].stale);

@@ -179,7 +179,7 @@ static void zones_match_model(void) {
     for (uint32_t s = 0; s < N; s++) /* exact if every zone is stale */
         if (slots[s].state != SHMS_FREE)
             shms_ring_stale_slot(&ring, s);
-    CHECK(shms_zones_survey(&zones, &budget));
+    CHECK(shms_zones_scan(&zones, &budget));
     for (uint32_t i = 0; i < count; i++)
         reclaimable += holder[order[i]] == NOBODY ? end_of(order[i]) - at_of(order[i]) : 0;
     CHECK_EQ(reclaimable, zones.total_free);
@@ -238,8 +238,8 @@ static void every_search_finds_what_the_model_has(uint64_t seed) {
     }
 }
 
-/* A survey that has used up its budget, and then begins anew, counts what may go once. */
-TEST(a_survey_that_begins_anew_counts_once) {
+/* A scan that has used up its budget, and then begins anew, counts what may go once. */
+TEST(a_scan_that_begins_anew_counts_once) {
     int64_t budget;
     begin();
     for (uint32_t s = 0; s < 8; s++) {
@@ -250,7 +250,7 @@ TEST(a_survey_that_begins_anew_counts_once) {
     model_sort();
     for (int round = 0; round < 3; round++) {
         budget = 1;
-        CHECK(!shms_zones_survey(&zones, &budget));
+        CHECK(!shms_zones_scan(&zones, &budget));
         if (round == 1) /* another zone comes in between */
             CHECK_EQ(0, shms_zones_find(&zones, CAPACITY / 2, CAPACITY, CAPACITY / 2, CAPACITY, SHMS_ANY,
                                         &(int64_t){INT64_MAX}, &(uint64_t){0}, &(uint64_t){0}));
@@ -344,7 +344,7 @@ TEST(a_use_marks_all_zones_of_an_object) {
         insert_at_hand(s, CAPACITY / 128);
         holder[s] = 0;
     }
-    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_UNUSED, &at)); /* all zones are surveyed */
+    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_UNUSED, &at)); /* all zones are scanned */
     shms_ring_use(&ring, 0);
     CHECK(!find(0, CAPACITY, CAPACITY / 8, SHMS_UNUSED, &at));
     CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_UNUSED, &at));
@@ -353,8 +353,8 @@ TEST(a_use_marks_all_zones_of_an_object) {
     CHECK_EQ(0, at);
 }
 
-/* If everything is surveyed, a search visits only zones that have become stale. */
-TEST(a_search_surveys_only_zones_with_releases) {
+/* If everything is scanned, a search visits only zones that have become stale. */
+TEST(a_search_scans_only_zones_with_releases) {
     uint64_t at;
     begin();
     for (uint32_t s = 0; s < 256; s++) {
@@ -374,7 +374,7 @@ TEST(a_search_surveys_only_zones_with_releases) {
 }
 
 /* A zone with many objects. */
-TEST(a_survey_goes_on_where_its_budget_ended_unless_its_zone_has_changed) {
+TEST(a_scan_goes_on_where_its_budget_ended_unless_its_zone_has_changed) {
     enum { MANY = 60, AT_ONCE = 7 };
     uint64_t at, seen;
     begin();

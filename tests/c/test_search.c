@@ -156,14 +156,14 @@ static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objec
     end();
 }
 
-TEST(what_is_protected_after_a_survey_stays) {
+TEST(what_is_protected_after_a_scan_stays) {
     begin(4 * MIB, 4096);
     put_and_release("k", 0, 4000);
     uint64_t each = shms_get(&w->seg.writer->used_bytes), *counters = (uint64_t *)w->seg.writer->counters;
     for (uint64_t i = 1; i < 1020; i++)
         put_and_release("k", i, 4000);
     CHECK_EQ(SHMS_OK, put_sized("held", 0, 4000));
-    CHECK_EQ(SHMS_EFULL, put_sized("large", 0, 4 * MIB - 200)); /* surveys all zones */
+    CHECK_EQ(SHMS_EFULL, put_sized("large", 0, 4 * MIB - 200)); /* scans all zones */
     uint64_t longest = w->refusal.longest;
     CHECK_EQ(SHMS_OK, verb_protect(w, "k500", 4));
     CHECK_EQ(SHMS_EFULL, put_sized("large", 0, longest - 200));
@@ -199,7 +199,7 @@ TEST(small_objects_fill_an_empty_store_whatever_was_in_it) {
     end();
 }
 
-/* The survey of many slots takes more than a thousand yields. */
+/* The scan of many slots takes more than a thousand yields. */
 TEST(a_slot_is_found_however_long_it_takes) {
     enum { N = 320000, KEPT = 80 };
     shms_options o = {.capacity = N * UINT64_C(192), .n_readers = 8, .max_objects = N};
@@ -324,7 +324,7 @@ TEST(entries_of_complete_leases_are_found_before_none_is_free) {
 }
 
 /* What a zone remembers of an object that begins before it may be old. So the object is checked before it goes. */
-TEST(a_hand_out_after_the_survey_keeps_a_large_object) {
+TEST(a_hand_out_after_the_scan_keeps_a_large_object) {
     uint8_t large[SHMS_REF_SIZE];
     begin(MIB, 8192);
     for (uint64_t i = 0; i < 100; i++)
@@ -334,7 +334,7 @@ TEST(a_hand_out_after_the_survey_keeps_a_large_object) {
     for (uint64_t i = 0; put_sized("after", i, 4000) == SHMS_OK; i++) {
     }
     CHECK_EQ(1, shms_reader_release(readers[0], large));
-    CHECK_EQ(SHMS_EFULL, put_sized("larger", 0, 300000)); /* surveys: 200,000 bytes may go */
+    CHECK_EQ(SHMS_EFULL, put_sized("larger", 0, 300000)); /* scans: 200,000 bytes may go */
     CHECK_EQ(SHMS_OK, verb_hit(w, "large0", 6, large));
     CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
     shms_view *v = view_of(readers[0], large);
@@ -364,7 +364,7 @@ static void begin_far_from_the_hand(uint64_t freed_at) {
     free_from(freed_at);
 }
 
-TEST(a_search_that_yields_at_each_survey_finds_and_reports_the_same) {
+TEST(a_search_that_yields_at_each_scan_finds_and_reports_the_same) {
     begin_far_from_the_hand(0);
     free_from(2 * HALF - 50); /* next in the order of the hand */
     w->waiting = 1; /* for no turn */
@@ -384,8 +384,8 @@ TEST(a_search_that_yields_at_each_survey_finds_and_reports_the_same) {
     end();
 }
 
-/* As if a mark were lost: what a survey has found is no answer, and the object is looked at before it goes. */
-TEST(what_is_promised_or_written_after_a_survey_stays_even_without_a_mark) {
+/* As if a mark were lost: what a scan has found is no answer, and the object is looked at before it goes. */
+TEST(what_is_promised_or_written_after_a_scan_stays_even_without_a_mark) {
     shms_ticket t;
     for (int written = 0; written < 2; written++) {
         begin_far_from_the_hand(20);
@@ -408,7 +408,7 @@ TEST(what_is_promised_or_written_after_a_survey_stays_even_without_a_mark) {
     }
 }
 
-TEST(a_slot_whose_object_was_pinned_after_the_survey_is_not_reclaimable) {
+TEST(a_slot_whose_object_was_pinned_after_the_scan_is_not_reclaimable) {
     enum { N = 200, ALONE = 150 }; /* far from the hand */
     uint8_t found[SHMS_REF_SIZE];
     shms_view *v[2];
@@ -472,7 +472,7 @@ static void dies(pid_t child) {
     reap_killed(child);
 }
 
-/* Between two calls that find the rank dead, a survey finds its lock held, and its predecessor's pin. */
+/* Between two calls that find the rank dead, a scan finds its lock held, and its predecessor's pin. */
 TEST(a_process_that_dies_before_it_has_attached_holds_nothing) {
     enum { N = 128, PINNED = 100, GAP = 110 };
     uint8_t pinned[SHMS_REF_SIZE];
@@ -551,7 +551,7 @@ static void *close_it(void *arg) {
     return NULL;
 }
 
-/* Starts to close the writer during a survey. If the close waited only for the mutex, a yield of the put would let it
+/* Starts to close the writer during a scan. If the close waited only for the mutex, a yield of the put would let it
  * through. */
 static void close_meanwhile(const char *label) {
     if (!strcmp(label, "W1a") && !closing) {
@@ -575,7 +575,7 @@ TEST(a_close_waits_for_the_end_of_a_search) {
             else
                 CHECK_EQ(1, shms_reader_release(readers[0], ref));
         }
-        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 16384)); /* every zone is surveyed now */
+        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 16384)); /* every zone is scanned now */
         CHECK_EQ(1, shms_reader_release(readers[0], middle));
         closing = false;
         shms_step_hook = close_meanwhile;

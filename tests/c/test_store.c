@@ -437,7 +437,7 @@ static void *close_it(void *unused) {
     return unused;
 }
 
-static void close_during_a_survey(const char *label) {
+static void close_during_a_scan(const char *label) {
     if (strcmp(label, "P3c"))
         return;
     shms_writer *heir;
@@ -451,7 +451,7 @@ TEST(a_writer_keeps_its_lock_while_bytes_are_being_copied) {
     char byte = 1;
     shms_piece piece = {0, 1, (uintptr_t)&byte};
     begin(0);
-    shms_step_hook = close_during_a_survey;
+    shms_step_hook = close_during_a_scan;
     CHECK_EQ(SHMS_ECLOSED, verb_put(w, "k", 1, NULL, 0, 1, &piece, 1, ref));
     shms_step_hook = NULL;
     CHECK(pthread_join(closer, NULL) == 0);

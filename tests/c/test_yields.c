@@ -206,7 +206,7 @@ TEST(what_is_deleted_during_a_sweep_for_its_lease_is_not_found) {
 
 enum { LEASED = 2000, IMAGE = 1 };
 
-/* Each is refused, after a survey of all. */
+/* Each is refused, after a scan of all. */
 TEST(a_search_for_a_place_or_within_a_quota_lets_others_in) {
     open_store("search", (shms_options){.capacity = LEASED * 256, .n_readers = 1, .max_objects = 2 * LEASED}, 1);
     CHECK_EQ(IMAGE, shms_writer_kind(w, "image", 5));
@@ -322,7 +322,7 @@ static void protect_all(void) {
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
 }
 
-/* A hit that finds no entry, and surveys all for its refusal. */
+/* A hit that finds no entry, and scans all for its refusal. */
 static void use_all_entries(void) {
     while (verb_hit(w, "k1", 2, ref) == SHMS_OK)
         continue;
