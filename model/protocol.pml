@@ -383,7 +383,7 @@ inline first_look(r, v)
 
 #define LEASED(e,v) (lseq[e] != 0 && lslot[e] == v)
 
-inline may_go(v)           /* W1 and a first read of the pins of slot v; go = it may go */
+inline evictable(v)           /* W1 and a first read of the pins of slot v; go = it may go */
 {
         if :: atomic { st[v] == LIVE && LEASED(0,v) -> l = 0; go = 1 }; lease_done()
            :: atomic { !(st[v] == LIVE && LEASED(0,v)) -> go = (st[v] == LIVE) }
@@ -513,9 +513,9 @@ inline second_look(v)      /* was a lease opened on it in the meantime? */
 
 inline evict(a, b)         /* slots a and b, which may be the same; go = they are free now */
 {
-        may_go(a);
+        evictable(a);
 #if NS > 1
-        if :: atomic { go && a != b -> skip }; may_go(b) :: atomic { !(go && a != b) -> skip } fi;
+        if :: atomic { go && a != b -> skip }; evictable(b) :: atomic { !(go && a != b) -> skip } fi;
 #endif
         yield_mutex();
         second_look(a);

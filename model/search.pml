@@ -1,5 +1,5 @@
 /*
- * search.pml - what a search remembers by zones (zones.c; shms_poll, gone and shms_may_go in holders.c). A search must
+ * search.pml - what a search remembers by zones (zones.c; shms_poll, gone and shms_evictable in holders.c). A search must
  * never refuse for good if there is room.
  *
  * - One slot and two zones. The slot's first object lies in zone 0 and has one open lease. The writer may evict it and
@@ -323,7 +323,7 @@ search: poll_ranks();
 
 inline poll_ranks() { atomic { FORGET }; poll_rank(0); SECOND(poll_rank(1)); POLL_B }
 
-inline look(r)             /* W1 and the pins of rank r, as in may_go; clears free */
+inline look(r)             /* W1 and the pins of rank r, as in evictable; clears free */
 {
         if :: atomic { free && object == 0 && !cancelled && !ack[r] -> skip };      /* W1a: */
               if :: atomic { base[r] == 0 -> skip };

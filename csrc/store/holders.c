@@ -146,7 +146,7 @@ shms_pin *shms_pin_of(struct shms_writer *w, uint32_t r, uint32_t slot) {
     return &shms_reader_pins(shms_segment_reader(&w->seg, r))[shms_writer_global(w, slot)];
 }
 
-bool shms_may_go(void *context, uint32_t slot) {
+bool shms_evictable(void *context, uint32_t slot) {
     struct shms_writer *w = context;
     if (shms_get(&shms_writer_slot(w, slot)->state) != SHMS_LIVE || w->protected[slot])
         return false;
@@ -200,7 +200,7 @@ int shms_writer_holders(shms_writer *w, shms_refusal *why) {
     for (uint32_t s = 0; s < w->seg.layout.max_objects; s++) {
         const shms_slot *slot = shms_writer_slot(w, s);
         if (shms_get(&slot->state) == SHMS_FREE || (why->kind && why->kind != shms_slot_kind(slot)) ||
-            shms_may_go(w, s))
+            shms_evictable(w, s))
             continue;
         add_holders(w, s, why);
         if ((read += n_ranks) >= READS_AT_ONCE) {

@@ -15,7 +15,7 @@ bool shms_reclaim_yield(struct shms_writer *w);
 bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);
 /* Does W1 and a first read of the pins. Closes the leases that it finds complete. The context is the writer. */
 shms_pin *shms_pin_of(struct shms_writer *w, uint32_t r, uint32_t slot); /* of rank r, for an own slot */
-shms_may_go_fn shms_may_go;
+shms_evictable_fn shms_evictable;
 /* W3h, W3, W3f: is one of n slots in EVICTING held? Forgets which ranks are alive, if there are other writers. */
 bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t n);
 /* Marks the zones in which ranks and other writers may have released something since the last poll; see zones.h. The verdicts found here

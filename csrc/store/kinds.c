@@ -83,13 +83,13 @@ void shms_kinds_begin(const shms_kinds *k, shms_kind_choice *c, uint32_t kind, u
 }
 
 /* Visits one object. False: it has moved to the end. */
-static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_may_go_fn *may_go, void *context) {
+static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_evictable_fn *evictable, void *context) {
     if (c->skips && shms_ring_is_used(k->ring, slot)) {
         uint64_t before = k->ring->changes;
         shms_ring_pass(k->ring, slot);
         c->changes += k->ring->changes - before;
         c->skips--;
-    } else if (may_go(context, slot)) {
+    } else if (evictable(context, slot)) {
         return true;
     } else {
         c->left--;
@@ -99,7 +99,7 @@ static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_may_go
     return false;
 }
 
-int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_may_go_fn *may_go, void *context, uint32_t n_ranks,
+int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_evictable_fn *evictable, void *context, uint32_t n_ranks,
                       int64_t *budget) {
     uint64_t over = shms_kinds_over(k, c->kind, c->span);
     c->n = 0;
@@ -109,7 +109,7 @@ int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_may_go_fn *may_go
         if (*budget <= 0)
             return -1;
         *budget -= n_ranks;
-        if (visit(k, c, s, may_go, context)) {
+        if (visit(k, c, s, evictable, context)) {
             c->found += span_of(k, s);
             c->n++;
         } else if (next == SHMS_NONE) { /* the last one has become the last one */

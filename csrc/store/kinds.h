@@ -55,7 +55,7 @@ void shms_kinds_leave(shms_kinds *k, uint32_t slot);
 void shms_kinds_begin(const shms_kinds *k, shms_kind_choice *c, uint32_t kind, uint64_t span);
 /* Chooses objects that bring the kind within its quota. 1: the first c->n of its list. 0: all others are held. -1: the
  * budget is used up, call again after a yield. Each object visited reduces *budget by n_ranks. */
-int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_may_go_fn *may_go, void *context, uint32_t n_ranks,
+int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_evictable_fn *evictable, void *context, uint32_t n_ranks,
                       int64_t *budget);
 
 int shms_kinds_valid(const shms_kinds *k, uint32_t n_slots);

@@ -54,7 +54,7 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     uint64_t bytes = 0, evicted_bytes = 0;
     uint32_t evicted = 0;
     const uint32_t *victims = victims_of(w);
-    for (uint32_t i = 0; i < n; i++) { /* a guard: a search has asked shms_may_go of each */
+    for (uint32_t i = 0; i < n; i++) { /* a guard: a search has asked shms_evictable of each */
         const shms_slot *slot = shms_writer_slot(w, victims[i]);
         uint64_t span = shms_span(shms_get(&slot->length));
         if (shms_get(&slot->state) != SHMS_LIVE || w->leases.first[victims[i]] != SHMS_NONE)
@@ -155,7 +155,7 @@ typedef struct search {
 static bool is_run(struct shms_writer *w, const shms_place *p, enum shms_level level) {
     shms_ring *r = &w->ring;
     for (uint32_t s = p->first; s != SHMS_NONE && shms_ring_start(r, s) < p->at + p->span; s = r->next[s])
-        if ((level == SHMS_UNUSED && shms_ring_is_used(r, s)) || !shms_may_go(w, s)) {
+        if ((level == SHMS_UNUSED && shms_ring_is_used(r, s)) || !shms_evictable(w, s)) {
             shms_ring_stale_slot(r, s);
             return false;
         }
@@ -220,10 +220,10 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     }
     if (f->polled)
         return find_by_zones(w, f, budget);
-    if (shms_ring_near(r, f->area, SHMS_UNUSED, NEAR, shms_may_go, w, &f->place))
+    if (shms_ring_near(r, f->area, SHMS_UNUSED, NEAR, shms_evictable, w, &f->place))
         return 1;
     f->lap = true;
-    if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, shms_may_go, w, &f->place))
+    if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, shms_evictable, w, &f->place))
         return 1;
     shms_poll(w);
     f->polled = true;
@@ -238,7 +238,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
         for (uint32_t i = 0, s = f->place.first; i < NEAR && i < r->count; i++, s = r->next[s]) {
             if (s == SHMS_NONE)
                 s = r->first;
-            if (!(spare_used && shms_ring_is_used(r, s)) && shms_may_go(w, s)) {
+            if (!(spare_used && shms_ring_is_used(r, s)) && shms_evictable(w, s)) {
                 *out = s;
                 return 1;
             }
@@ -253,7 +253,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
             continue;
         for (uint32_t s = r->zones[z].first; s != SHMS_NONE && shms_ring_zone(r, shms_ring_start(r, s)) <= z;
              s = r->next[s])
-            if (shms_may_go(w, s)) {
+            if (shms_evictable(w, s)) {
                 *out = s;
                 return 1;
             }
@@ -330,7 +330,7 @@ static bool gap_of_chosen(const struct shms_writer *w, const shms_kind_choice *c
 /* Evicts objects of the kind itself, so that it stays within its quota. 1: one of them leaves a place. -1: call again.
  * SHMS_EQUOTA. 0 or SHMS_EFULL: as for find and evict. */
 static int find_in_quota(struct shms_writer *w, search *f, shms_kind_choice *c, int64_t *budget) {
-    int rc = shms_kinds_choose(&w->kinds, c, shms_may_go, w, (uint32_t)w->seg.layout.n_readers, budget);
+    int rc = shms_kinds_choose(&w->kinds, c, shms_evictable, w, (uint32_t)w->seg.layout.n_readers, budget);
     if (rc <= 0)
         return rc ? rc : refuse_quota(w, c);
     bool fits = gap_of_chosen(w, c, f);
@@ -491,7 +491,7 @@ uint32_t shms_reclaim_lease(struct shms_writer *w, bool *others) {
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {
     uint32_t behind;
     shms_ring_stale_slot(&w->ring, slot);
-    if (shms_may_go(w, slot) && evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind) == SHMS_OK)
+    if (shms_evictable(w, slot) && evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind) == SHMS_OK)
         shms_ring_gap_before(&w->ring, behind);
 }
 

@@ -137,7 +137,7 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
 }
 
 bool shms_ring_near(shms_ring *r, enum shms_area_name name, enum shms_level level, uint32_t limit,
-                    shms_may_go_fn *may_go, void *context, shms_place *place) {
+                    shms_evictable_fn *evictable, void *context, shms_place *place) {
     const shms_area *area = &r->areas[name];
     uint64_t start = area->hand, gap = start;
     uint32_t s = area->hand_next, first = s; /* first object of the run */
@@ -169,9 +169,9 @@ bool shms_ring_near(shms_ring *r, enum shms_area_name name, enum shms_level leve
         if (left-- == 0)
             return false;
         gap = shms_ring_end(r, s);
-        bool goes = (level == SHMS_ANY || !shms_ring_is_used(r, s)) && may_go(context, s);
+        bool fits = (level == SHMS_ANY || !shms_ring_is_used(r, s)) && evictable(context, s);
         s = r->next[s];
-        if (!goes) {
+        if (!fits) {
             start = gap;
             first = s;
         }

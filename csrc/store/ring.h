@@ -66,7 +66,7 @@ typedef struct shms_place {
     uint32_t first; /* the first object that ends after `at`; SHMS_NONE */
 } shms_place;
 
-typedef bool shms_may_go_fn(void *context, uint32_t slot);
+typedef bool shms_evictable_fn(void *context, uint32_t slot);
 
 uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones);
 /* `order`: the occupied slots in address order, from shms_slots_sorted. `memory` is zeroed, and aligned for words. */
@@ -79,9 +79,9 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span);
 /* The gap at the area's hand, in bytes. */
 uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name area);
 /* Walks once round from the area's hand, over at most `limit` objects, and looks for a run of place->span bytes. Asks
- * `may_go` which objects may go. */
+ * `evictable` which objects may go. */
 bool shms_ring_near(shms_ring *r, enum shms_area_name area, enum shms_level level, uint32_t limit,
-                    shms_may_go_fn *may_go, void *context, shms_place *place);
+                    shms_evictable_fn *evictable, void *context, shms_place *place);
 /* The first object that ends after `at`, or SHMS_NONE. */
 uint32_t shms_ring_at(const shms_ring *r, uint64_t at);
 

@@ -66,7 +66,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
     w->heap_bytes = size + sizeof *w;
     shms_writer_table *t = w->seg.writer;
     uint64_t hands[SHMS_AREAS] = {shms_get(&t->hand), shms_get(&t->small_hand)};
-    shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_may_go, w);
+    shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_evictable, w);
     w->zones.wanted = &w->waiting;
     w->peers = (shms_peer *)(at += zones_size);
     w->polled_zones = (uint64_t *)(w->peers + peers);

@@ -11,12 +11,12 @@ static uint64_t zone_end(const shms_zones *z, uint32_t zone) {
 uint64_t shms_zones_memory(uint32_t n_zones) { return n_zones * (SHMS_LEVELS * sizeof(shms_run) + sizeof(uint64_t)); }
 
 void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t reads,
-                     shms_may_go_fn *may_go, void *context) {
+                     shms_evictable_fn *evictable, void *context) {
     *z = (shms_zones){.ring = ring,
                       .reads = reads,
                       .free = memory,
                       .unfinished.zone = SHMS_NONE,
-                      .may_go = may_go,
+                      .evictable = evictable,
                       .context = context};
     for (int k = 0; k < SHMS_LEVELS; k++)
         z->runs[k] = (shms_run *)(z->free + n_zones) + k * n_zones;
@@ -104,11 +104,11 @@ static bool scan(shms_zones *z, uint32_t zone, int64_t *budget) {
             return false;
         *budget -= z->reads;
         uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
-        bool goes = z->may_go(z->context, s);
+        bool evictable = z->evictable(z->context, s);
         for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++)
-            if (!goes || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
+            if (!evictable || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
                 end_run(&z->runs[k][zone], &now->starts[k], start, from, to);
-        if (goes && from >= start) /* an object counts in the zone where it begins */
+        if (evictable && from >= start) /* an object counts in the zone where it begins */
             z->free[zone] += to - from;
     }
     for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++)

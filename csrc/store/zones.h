@@ -37,7 +37,7 @@ typedef struct shms_zones {
     uint64_t *free;              /* [zone] bytes of evictable objects that begin in it */
     uint64_t total_free;
     shms_scan unfinished;
-    shms_may_go_fn *may_go;
+    shms_evictable_fn *evictable;
     void *context;
     _Atomic uint32_t *wanted; /* a budget counts only if this is not 0; NULL: always */
 } shms_zones;
@@ -45,7 +45,7 @@ typedef struct shms_zones {
 uint64_t shms_zones_memory(uint32_t n_zones);
 /* `memory` is zeroed. Every zone starts stale. */
 void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t reads,
-                     shms_may_go_fn *may_go, void *context);
+                     shms_evictable_fn *evictable, void *context);
 
 /* Marks as stale: the zones of the objects that begin in `zone`; all zones. Of one object: shms_ring_stale_slot. */
 void shms_zones_stale(shms_zones *z, uint32_t zone);

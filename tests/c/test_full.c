@@ -422,12 +422,12 @@ TEST(slots_run_out_like_bytes) {
 
 static bool count_scanned(void *context, uint32_t slot) {
     looks++;
-    return shms_may_go(context, slot);
+    return shms_evictable(context, slot);
 }
 
 TEST(a_put_that_needs_the_slot_of_another_object_looks_for_no_gap) {
     open_store("no slot", (shms_options){.capacity = 1 << 20, .n_readers = 1, .max_objects = 512}, 1);
-    w->zones.may_go = count_scanned;
+    w->zones.evictable = count_scanned;
     looks = 0;
     for (uint64_t i = 0; i < 3000; i++) /* they leave gaps of all sizes */
         CHECK_EQ(SHMS_OK, put_marked(w, key_of("k", i), 448 + 1024 * (i % 3), i, NULL));

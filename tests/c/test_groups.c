@@ -21,7 +21,7 @@ static int put_for(const char *key, uint32_t group) {
 }
 
 /* Stores as much as there is room for, and leaves nothing. */
-static bool all_may_go(void) {
+static bool all_evictable(void) {
     shms_ticket t;
     if (verb_begin(w, "large", 5, NULL, 0, FITS * SPAN - 64, &t))
         return false;
@@ -46,12 +46,12 @@ static void a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(uint32_t a
                 CHECK_EQ(1, shms_writer_assign_group(w, ref, group));
             CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, NONE));
             for (uint32_t r = first[group]; r <= last[group] && r < attached; r++) {
-                CHECK(!all_may_go());
+                CHECK(!all_evictable());
                 read_by(r);
             }
-            CHECK_EQ(last[group] < attached, all_may_go());
+            CHECK_EQ(last[group] < attached, all_evictable());
             if (shms_writer_cancel(w, ref) == 1)
-                CHECK(all_may_go());
+                CHECK(all_evictable());
         }
     end();
 }
@@ -62,9 +62,9 @@ TEST(a_rank_of_another_group_may_read_and_then_holds_by_its_pin) {
     shms_view *v = view_of(readers[0], ref);
     CHECK(v);
     read_by(4);
-    CHECK(!all_may_go());
+    CHECK(!all_evictable());
     shms_view_release(v);
-    CHECK(all_may_go());
+    CHECK(all_evictable());
     end();
 }
 
@@ -97,7 +97,7 @@ TEST(a_refusal_blames_only_the_ranks_of_the_group) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", SECOND));
     read_by(2);
-    CHECK(!all_may_go());
+    CHECK(!all_evictable());
     shms_refusal why = {0};
     CHECK_EQ(SHMS_OK, shms_writer_holders(w, &why));
     for (uint32_t r = 0; r < RANKS; r++)
@@ -114,13 +114,13 @@ TEST(another_lease_of_the_object_still_holds_it) {
     b.keep = 1;
     memcpy(ref, b.ref, sizeof ref);
     read_by(4);
-    CHECK(!all_may_go()); /* nobody has said whom the first is for */
+    CHECK(!all_evictable()); /* nobody has said whom the first is for */
     CHECK_EQ(1, shms_writer_assign_group(w, all, FIRST));
-    CHECK(!all_may_go());
+    CHECK(!all_evictable());
     memcpy(ref, all, sizeof ref);
     read_by(0);
     read_by(1);
-    CHECK(all_may_go());
+    CHECK(all_evictable());
     end();
 }
 
@@ -150,9 +150,9 @@ TEST(each_rank_may_be_a_group) {
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, SHMS_MAX_GROUPS - 1, NULL));
     CHECK_EQ(SHMS_EINVAL, put_for("k", SHMS_MAX_GROUPS + 1));
     CHECK_EQ(SHMS_OK, put_for("k", SHMS_MAX_GROUPS));
-    CHECK(!all_may_go());
+    CHECK(!all_evictable());
     read_by(0);
-    CHECK(all_may_go());
+    CHECK(all_evictable());
     end();
 }
 

@@ -22,7 +22,7 @@ static uint64_t next_id, looks;
 static uint64_t at_of(uint32_t s) { return slots[s].offset; }
 static uint64_t end_of(uint32_t s) { return slots[s].offset + (slots[s].length + 63) / 64 * 64; }
 
-static bool may_go(void *context, uint32_t s) {
+static bool evictable(void *context, uint32_t s) {
     CHECK(context == holder && s < N && slots[s].state == SHMS_LIVE);
     looks++;
     return holder[s] == NOBODY;
@@ -95,7 +95,7 @@ static void begin(void) {
     memset(slots, 0, sizeof slots);
     model_sort();
     shms_ring_init(&ring, memory, &layout, slots, (uint64_t[]){0, 0}, order, 0);
-    shms_zones_init(&zones, (uint8_t *)memory + ring_size, &ring, 64, RANKS, may_go, holder);
+    shms_zones_init(&zones, (uint8_t *)memory + ring_size, &ring, 64, RANKS, evictable, holder);
     ring_matches_model();
 }
 
@@ -129,7 +129,7 @@ static void put(uint64_t *seed) {
     enum shms_level level = SHMS_UNUSED;
     const shms_area *a = &ring.areas[area];
     CHECK(area == SHMS_LARGE || p.span <= ring.small);
-    bool near = shms_ring_near(&ring, area, level, 20, may_go, holder, &p);
+    bool near = shms_ring_near(&ring, area, level, 20, evictable, holder, &p);
     answers[near]++;
     if (near)
         CHECK(p.at >= a->from && p.at + p.span <= a->to);
@@ -277,7 +277,7 @@ TEST(no_gap_is_longer_than_the_ring_reports) {
 
 static void insert_at_hand(uint32_t s, uint64_t size) {
     shms_place p = {.span = shms_span(size)};
-    CHECK(shms_ring_near(&ring, SHMS_LARGE, SHMS_UNUSED, N, may_go, holder, &p));
+    CHECK(shms_ring_near(&ring, SHMS_LARGE, SHMS_UNUSED, N, evictable, holder, &p));
     if (p.first != SHMS_NONE && at_of(p.first) < p.at + p.span) {
         CHECK_EQ(s, p.first);
         shms_ring_remove(&ring, s);

@@ -22,7 +22,7 @@ def value(seed: int) -> Any:
     return random_tensor(seed, SIZE)
 
 
-def may_go(writer: ObjectStoreWriter, key: str) -> bool:
+def evictable(writer: ObjectStoreWriter, key: str) -> bool:
     """Delete the key, and say whether its object went at once."""
     before = writer.stats().used_bytes
     assert writer.delete(key)
@@ -81,7 +81,7 @@ def test_every_way_to_hand_out_takes_a_group(stores: Stores) -> None:
     for ref in refs.values():
         reader.get(ref)
     assert writer.cancel(refs["held"])
-    assert all(may_go(writer, key) for key in refs)
+    assert all(evictable(writer, key) for key in refs)
 
 
 def test_a_store_of_one_group_has_that_group(stores: Stores) -> None:
