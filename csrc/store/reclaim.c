@@ -155,7 +155,7 @@ typedef struct search {
 static bool is_run(struct shms_writer *w, const shms_place *p, enum shms_level level) {
     shms_ring *r = &w->ring;
     for (uint32_t s = p->first; s != SHMS_NONE && shms_ring_start(r, s) < p->at + p->span; s = r->next[s])
-        if ((level == SHMS_UNUSED && shms_ring_is_used(r, s)) || !shms_evictable(w, s)) {
+        if ((level == SHMS_LEVEL_COLD && shms_ring_is_used(r, s)) || !shms_evictable(w, s)) {
             shms_ring_stale_slot(r, s);
             return false;
         }
@@ -170,17 +170,17 @@ static int find_by_zones(struct shms_writer *w, search *f, int64_t *budget) {
     do {
         const shms_area *area = &r->areas[f->area];
         uint64_t anywhere, longest;
-        int rc = shms_zones_find(&w->zones, 0, r->capacity, 0, p->span, SHMS_ANY, budget, &anywhere, &f->longest);
+        int rc = shms_zones_find(&w->zones, 0, r->capacity, 0, p->span, SHMS_LEVEL_ANY, budget, &anywhere, &f->longest);
         if (rc <= 0)
             return rc;
-        for (level = SHMS_UNUSED;; level = SHMS_ANY) {
+        for (level = SHMS_LEVEL_COLD;; level = SHMS_LEVEL_ANY) {
             rc = shms_zones_find(&w->zones, area->from, area->to, area->hand, p->span, level, budget, &p->at, &longest);
-            if (rc || level == SHMS_ANY)
+            if (rc || level == SHMS_LEVEL_ANY)
                 break;
         }
         if (rc < 0)
             return rc;
-        f->lap = level == SHMS_ANY;
+        f->lap = level == SHMS_LEVEL_ANY;
         if (rc == 0) {
             p->at = anywhere;
             f->area = anywhere < r->areas[SHMS_LARGE].to ? SHMS_LARGE : SHMS_SMALL;
@@ -207,8 +207,8 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
             continue;
         uint64_t from = shms_zone_start(r, shms_ring_zone(r, area->hand)), longest;
         from = !either || from == area->to ? area->from : from; /* what the hand has left is near it */
-        int rc =
-            shms_zones_find(&w->zones, area->from, area->to, from, span, SHMS_GAPS, budget, &f->place.at, &longest);
+        int rc = shms_zones_find(&w->zones, area->from, area->to, from, span, SHMS_LEVEL_FREE, budget, &f->place.at,
+                                 &longest);
         if (rc > 0) {
             f->place.first = shms_ring_at(r, f->place.at);
             f->area = (enum shms_area_name)a;
@@ -220,10 +220,10 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     }
     if (f->polled)
         return find_by_zones(w, f, budget);
-    if (shms_ring_near(r, f->area, SHMS_UNUSED, NEAR, shms_evictable, w, &f->place))
+    if (shms_ring_near(r, f->area, SHMS_LEVEL_COLD, NEAR, shms_evictable, w, &f->place))
         return 1;
     f->lap = true;
-    if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, shms_evictable, w, &f->place))
+    if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_LEVEL_ANY, NEAR, shms_evictable, w, &f->place))
         return 1;
     shms_poll(w);
     f->polled = true;
@@ -290,7 +290,7 @@ static int64_t raise_budget(int64_t budget) { return budget < INT32_MAX ? budget
 /* The same if some zones have not been scanned yet. */
 static int scan_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
-    for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY,
+    for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_LEVEL_ANY,
                                                    &(int64_t){allowed}, &at, &longest) < 0;
          allowed = raise_budget(allowed))
         if (shms_reclaim_yield(w) && w->closed)

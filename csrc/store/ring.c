@@ -169,7 +169,7 @@ bool shms_ring_near(shms_ring *r, enum shms_area_name name, enum shms_level leve
         if (left-- == 0)
             return false;
         gap = shms_ring_end(r, s);
-        bool fits = (level == SHMS_ANY || !shms_ring_is_used(r, s)) && evictable(context, s);
+        bool fits = (level == SHMS_LEVEL_ANY || !shms_ring_is_used(r, s)) && evictable(context, s);
         s = r->next[s];
         if (!fits) {
             start = gap;

@@ -22,7 +22,7 @@
 
 #include "slots.h"
 
-enum shms_level { SHMS_GAPS, SHMS_UNUSED, SHMS_ANY, SHMS_LEVELS };
+enum shms_level { SHMS_LEVEL_FREE, SHMS_LEVEL_COLD, SHMS_LEVEL_ANY, SHMS_LEVELS };
 enum shms_area_name { SHMS_LARGE, SHMS_SMALL, SHMS_AREAS };
 
 typedef struct shms_area {

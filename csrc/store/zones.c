@@ -61,7 +61,7 @@ static bool is_used_up(const shms_zones *z, const int64_t *budget) {
 static bool measure(shms_zones *z, uint32_t zone, int64_t *budget) {
     shms_ring *r = z->ring;
     uint64_t start = shms_zone_start(r, zone), end = zone_end(z, zone), from = start;
-    shms_run *run = &z->runs[SHMS_GAPS][zone];
+    shms_run *run = &z->runs[SHMS_LEVEL_FREE][zone];
     if (!r->zones[zone].moved)
         return true;
     if (is_used_up(z, budget))
@@ -81,7 +81,7 @@ static void begin_scan(shms_zones *z, uint32_t zone) {
         z->free[z->unfinished.zone] = 0; /* it is in no total yet */
     }
     z->unfinished = (shms_scan){.zone = zone, .next = z->ring->zones[zone].first};
-    for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++) {
+    for (int k = SHMS_LEVEL_COLD; k < SHMS_LEVELS; k++) {
         z->unfinished.starts[k] = shms_zone_start(z->ring, zone);
         z->runs[k][zone] = (shms_run){0};
     }
@@ -105,13 +105,13 @@ static bool scan(shms_zones *z, uint32_t zone, int64_t *budget) {
         *budget -= z->reads;
         uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
         bool evictable = z->evictable(z->context, s);
-        for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++)
-            if (!evictable || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
+        for (int k = SHMS_LEVEL_COLD; k < SHMS_LEVELS; k++)
+            if (!evictable || (k == SHMS_LEVEL_COLD && shms_ring_is_used(r, s)))
                 end_run(&z->runs[k][zone], &now->starts[k], start, from, to);
         if (evictable && from >= start) /* an object counts in the zone where it begins */
             z->free[zone] += to - from;
     }
-    for (int k = SHMS_UNUSED; k < SHMS_LEVELS; k++)
+    for (int k = SHMS_LEVEL_COLD; k < SHMS_LEVELS; k++)
         end_runs(&z->runs[k][zone], &now->starts[k], start, end);
     z->total_free += z->free[zone];
     now->zone = SHMS_NONE;
@@ -147,7 +147,7 @@ static bool accept_run(zone_search *q, uint64_t at, uint64_t length) {
 static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search *q, int64_t *budget) {
     uint64_t start = from; /* start of the run in which the last zone ended */
     for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
-        if (!(q->level == SHMS_GAPS ? measure : scan)(z, zone, budget))
+        if (!(q->level == SHMS_LEVEL_FREE ? measure : scan)(z, zone, budget))
             return -1;
         const shms_run *run = &z->runs[q->level][zone];
         uint64_t here = shms_zone_start(z->ring, zone), end = zone_end(z, zone);
@@ -170,7 +170,7 @@ static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,
                     int64_t *budget, uint64_t *at, uint64_t *longest) {
     zone_search q = {
-        .span = span, .best = UINT64_MAX, .level = level, .first = level != SHMS_GAPS || span <= z->ring->small};
+        .span = span, .best = UINT64_MAX, .level = level, .first = level != SHMS_LEVEL_FREE || span <= z->ring->small};
     uint32_t last = shms_ring_zone(z->ring, to - 1);
     int rc = hand < to ? search_zones(z, hand, last, &q, budget) : 0;
     if (rc == 0 && hand > from) /* all of the hand's zone, too */

@@ -6,7 +6,7 @@
  *                    <- trail ><- all of it -><- lead: one run over three zones
  *
  * A *scan* visits the objects of one zone and asks whether each may go. It keeps the lengths of the zone's runs at each
- * level but SHMS_GAPS: gaps are measured where objects were added or removed. A search adds up zones (some thousand at most). A refusal is just a failed search; the next refusal costs as
+ * level but SHMS_LEVEL_FREE: gaps are measured where objects were added or removed. A search adds up zones (some thousand at most). A refusal is just a failed search; the next refusal costs as
  * little.
  *
  * A zone becomes *stale* if something in it may have been released since its scan; a search scans it again. The
@@ -56,7 +56,7 @@ void shms_zones_stale_all(shms_zones *z);
 bool shms_zones_scan(shms_zones *z, int64_t *budget);
 
 /* Finds a run of `span` bytes within [from, to), from < to, and stores its start in *at. It is one in the first zone from
- * that of `hand` on, else from the start. For a large object and SHMS_GAPS it is the shortest of those that are the
+ * that of `hand` on, else from the start. For a large object and SHMS_LEVEL_FREE it is the shortest of those that are the
  * longest of their zones. Scans stale zones on its way. 1: found. 0: no such run; *longest is the longest one. -1: the
  * budget is used up. */
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,

@@ -40,7 +40,7 @@ static void model_sort(void) {
 }
 
 static bool stays(uint32_t s, enum shms_level level) {
-    return level == SHMS_GAPS || holder[s] != NOBODY || (level == SHMS_UNUSED && shms_ring_is_used(&ring, s));
+    return level == SHMS_LEVEL_FREE || holder[s] != NOBODY || (level == SHMS_LEVEL_COLD && shms_ring_is_used(&ring, s));
 }
 
 /* The longest run within [from, to). */
@@ -126,7 +126,7 @@ static void put(uint64_t *seed) {
         return;
     shms_place p = {.span = shms_span(size)};
     enum shms_area_name area = shms_ring_area(&ring, p.span);
-    enum shms_level level = SHMS_UNUSED;
+    enum shms_level level = SHMS_LEVEL_COLD;
     const shms_area *a = &ring.areas[area];
     CHECK(area == SHMS_LARGE || p.span <= ring.small);
     bool near = shms_ring_near(&ring, area, level, 20, evictable, holder, &p);
@@ -136,9 +136,9 @@ static void put(uint64_t *seed) {
     else if (count <= 20) /* once round, from the hand */
         CHECK(longest(a->from, a->hand, level) < p.span && longest(a->hand, a->to, level) < p.span);
     if (!near) {
-        level = SHMS_ANY;
-        for (uint64_t at; !find(0, CAPACITY, p.span, SHMS_ANY, &p.at);) {
-            CHECK(!find(0, CAPACITY, p.span, SHMS_GAPS, &at));
+        level = SHMS_LEVEL_ANY;
+        for (uint64_t at; !find(0, CAPACITY, p.span, SHMS_LEVEL_ANY, &p.at);) {
+            CHECK(!find(0, CAPACITY, p.span, SHMS_LEVEL_FREE, &at));
             answers[2]++;
             return;
         }
@@ -252,7 +252,7 @@ TEST(a_scan_that_begins_anew_counts_once) {
         budget = 1;
         CHECK(!shms_zones_scan(&zones, &budget));
         if (round == 1) /* another zone comes in between */
-            CHECK_EQ(0, shms_zones_find(&zones, CAPACITY / 2, CAPACITY, CAPACITY / 2, CAPACITY, SHMS_ANY,
+            CHECK_EQ(0, shms_zones_find(&zones, CAPACITY / 2, CAPACITY, CAPACITY / 2, CAPACITY, SHMS_LEVEL_ANY,
                                         &(int64_t){INT64_MAX}, &(uint64_t){0}, &(uint64_t){0}));
         shms_ring_stale_slot(&ring, 7);
     }
@@ -270,14 +270,15 @@ TEST(no_gap_is_longer_than_the_ring_reports) {
         put(&seed);
         for (int a = 0; a < SHMS_AREAS; a++) {
             uint64_t at_hand = shms_ring_gap(&ring, (enum shms_area_name)a), known = ring.areas[a].gap;
-            CHECK(longest(ring.areas[a].from, ring.areas[a].to, SHMS_GAPS) <= (at_hand > known ? at_hand : known));
+            CHECK(longest(ring.areas[a].from, ring.areas[a].to, SHMS_LEVEL_FREE) <=
+                  (at_hand > known ? at_hand : known));
         }
     }
 }
 
 static void insert_at_hand(uint32_t s, uint64_t size) {
     shms_place p = {.span = shms_span(size)};
-    CHECK(shms_ring_near(&ring, SHMS_LARGE, SHMS_UNUSED, N, evictable, holder, &p));
+    CHECK(shms_ring_near(&ring, SHMS_LARGE, SHMS_LEVEL_COLD, N, evictable, holder, &p));
     if (p.first != SHMS_NONE && at_of(p.first) < p.at + p.span) {
         CHECK_EQ(s, p.first);
         shms_ring_remove(&ring, s);
@@ -344,12 +345,12 @@ TEST(a_use_marks_all_zones_of_an_object) {
         insert_at_hand(s, CAPACITY / 128);
         holder[s] = 0;
     }
-    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_UNUSED, &at)); /* all zones are scanned */
+    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_LEVEL_COLD, &at)); /* all zones are scanned */
     shms_ring_use(&ring, 0);
-    CHECK(!find(0, CAPACITY, CAPACITY / 8, SHMS_UNUSED, &at));
-    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_UNUSED, &at));
+    CHECK(!find(0, CAPACITY, CAPACITY / 8, SHMS_LEVEL_COLD, &at));
+    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_LEVEL_COLD, &at));
     shms_ring_move_hand(&ring, SHMS_LARGE, 96, true);
-    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_UNUSED, &at));
+    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_LEVEL_COLD, &at));
     CHECK_EQ(0, at);
 }
 
@@ -361,15 +362,15 @@ TEST(a_search_scans_only_zones_with_releases) {
         insert_at_hand(s, CAPACITY / 256);
         holder[s] = 0;
     }
-    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
+    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_LEVEL_ANY, &at));
     looks = 0;
-    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
+    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_LEVEL_ANY, &at));
     CHECK_EQ(0, looks);
     hold(77, NOBODY);
-    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
+    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_LEVEL_ANY, &at));
     CHECK_EQ(4, looks); /* of the four objects of its zone */
     hold(78, NOBODY);
-    CHECK(find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
+    CHECK(find(0, CAPACITY, CAPACITY / 128, SHMS_LEVEL_ANY, &at));
     CHECK_EQ(at_of(77), at);
 }
 
@@ -387,7 +388,7 @@ TEST(a_scan_goes_on_where_its_budget_ended_unless_its_zone_has_changed) {
         looks = 0;
         for (uint64_t most = AT_ONCE;; most += AT_ONCE) {
             int64_t budget = AT_ONCE * RANKS;
-            int rc = shms_zones_find(&zones, 0, CAPACITY, 0, CAPACITY, SHMS_ANY, &budget, &at, &seen);
+            int rc = shms_zones_find(&zones, 0, CAPACITY, 0, CAPACITY, SHMS_LEVEL_ANY, &budget, &at, &seen);
             CHECK(looks <= most);
             if (rc == 0)
                 break;
