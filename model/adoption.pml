@@ -442,7 +442,7 @@ end:            false
 #define FOUND_GONE(r) gone[r]
 #endif
 
-inline left_by(r, w)       /* W1a, W1c; sets open if lease n (entry e, group g, writer w) expects rank r */
+inline acknowledged_by(r, w)       /* W1a, W1c; sets open if lease n (entry e, group g, writer w) expects rank r */
 {
         if :: atomic { open || !MEANS(g,r) || ACK(r,e) == n -> skip }               /* W1a: */
            :: atomic { !open && MEANS(g,r) && ACK(r,e) != n -> skip };
@@ -515,9 +515,9 @@ inline w3f()               /* B's leases on the slot; clears go if one is open *
 #elif defined(MUT_MOVED_UNASKED)
            atomic { if :: open -> go = 0; open = 0; e = 0; n = 0; g = 0; x = 0; break :: else fi };
 #endif
-           left_by(0,WB);
+           acknowledged_by(0,WB);
 #if NR > 1
-           left_by(1,WB);
+           acknowledged_by(1,WB);
 #endif
            if :: atomic { !open -> e = x; n = 0; g = 0; x = 0 }
               :: atomic { open -> open = 0; e = 0; n = 0; g = 0; x = 0;             /* open, or the chain has moved: */
@@ -547,9 +547,9 @@ inline evict()
         go = 1;
 #if MAXA
         if :: atomic { lseq[0] != 0 -> e = 0; n = lseq[0] };
-              left_by(0,WA);                                                        /* W1, of its own leases */
+              acknowledged_by(0,WA);                                                        /* W1, of its own leases */
 #if NR > 1
-              left_by(1,WA);
+              acknowledged_by(1,WA);
 #endif
               atomic { if :: open -> go = 0; open = 0 :: else -> lseq[0] = 0 fi; n = 0 }    /* C1: */
            :: atomic { lseq[0] == 0 -> skip }

@@ -13,7 +13,7 @@
  *   that.
  * - With ADOPTERS, writer B hands the object out at any moment, and may stop for good after its pin. It dies, and is
  *   succeeded. A look-up of B stores nothing, so it is not here. This writer puts again and again, and must not refuse
- *   for a pin in passing.
+ *   for a pin for a moment.
  *
  * If a word only grows, and the writer only compares it with the last value that it read, the model has one bit for it.
  * The rank sets the bit when it increments the word. The writer clears the bit when it reads the word.
@@ -342,7 +342,7 @@ inline look(r)             /* W1 and the pins of rank r, as in evictable; clears
 }
 
 #if ADOPTERS && !defined(MUT_PIN_REMEMBERED)
-#define KEEP_STALE if :: met -> stale[object] = 1 :: else fi          /* a pin in passing is not remembered */
+#define KEEP_STALE if :: met -> stale[object] = 1 :: else fi          /* a pin for a moment is not remembered */
 #else
 #define KEEP_STALE
 #endif

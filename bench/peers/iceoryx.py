@@ -53,7 +53,7 @@ class _Reader(Receiver):
         (length,) = _LENGTH.unpack_from(block)
         return unpacked(pickle.loads(block[_LENGTH.size : _LENGTH.size + length]), block[_HEAD:])
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         self._sample.delete()
         self._sample = None
 

@@ -111,7 +111,7 @@ class Receiver(ABC):
     def receive(self) -> Tree | None:
         """Wait for the next object and return it as tensors; None at the session's end."""
 
-    def let_go(self) -> None:  # noqa: B027 - most have nothing to do
+    def release_all(self) -> None:  # noqa: B027 - most have nothing to do
         """Called when the tree has been touched and dropped, before the acknowledgement."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to do
@@ -266,6 +266,6 @@ def _take(receiver: Receiver, channel: Connection) -> bool:
         return False
     total = touch(tree)
     del tree
-    receiver.let_go()
+    receiver.release_all()
     channel.send_bytes(_ACK.pack(total))
     return True

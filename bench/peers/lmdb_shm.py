@@ -33,7 +33,7 @@ class _Reader(Receiver):
             }
         )
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         self._transaction.abort()
         self._transaction = None
 

@@ -155,8 +155,8 @@ class Reader:
     def do(self, what: str, number: int = 0) -> Any:
         try:
             if what == "end":
-                for let_go in [let_go for _, let_go in self._held.values()]:
-                    let_go()
+                for release_all in [release_all for _, release_all in self._held.values()]:
+                    release_all()
                 self._held.clear()
                 return self._way.leave()
             if what == "get":

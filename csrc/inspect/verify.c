@@ -174,7 +174,7 @@ static void check_holds(const shms_inspector *i, uint32_t writer, bool *listed, 
             const shms_lease *e = shms_segment_lease(&i->seg, writer * n_entries + (next <= n_entries ? next - 1 : 0));
             SHMS_LOOK("holds");
             uint64_t number = shms_get(&e->number), what = shms_get(&e->what);
-            if (next > n_entries || n == n_entries || shms_comes_round(&mark, n, next) || number == 0 ||
+            if (next > n_entries || n == n_entries || shms_is_cyclic(&mark, n, next) || number == 0 ||
                 shms_lease_slot(what) != s || shms_arena_of(l, s) == writer) {
                 add(f, SHMS_F_HOLDS, writer, s, (uint64_t)writer * n_entries + next - 1, 0);
                 break;

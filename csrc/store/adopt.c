@@ -11,7 +11,7 @@
 #include "step.h"
 
 /* J1, J2 */
-static void let_go(const shms_segment *seg) {
+static void release_all(const shms_segment *seg) {
     shms_holds *row = shms_holds_row(seg);
     uint32_t slots = shms_all_slots(&seg->layout);
     uint64_t pinned = shms_get(&seg->writer->adopting) - 1;
@@ -53,7 +53,7 @@ static bool open_again(const shms_segment *seg, uint32_t entry, bool *patient) {
 void shms_holds_begin(const shms_segment *seg, bool keep) {
     if (seg->layout.n_writers == 1)
         return;
-    let_go(seg);
+    release_all(seg);
     bool patient = true;
     for (uint32_t e = 0; keep && e < seg->layout.max_leases; e++) {
         shms_word *number = &seg->leases[e].number;

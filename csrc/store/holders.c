@@ -50,16 +50,17 @@ static bool gone(struct shms_writer *w, uint32_t peer) {
 static bool writer_gone(struct shms_writer *w, uint32_t o) { return gone(w, (uint32_t)w->seg.layout.n_readers + o); }
 
 /* W1a, for a lease of writer `o`: the part of W1 that does not probe the rank's lock. */
-static bool left_by(struct shms_writer *w, uint32_t r, uint32_t o, uint32_t entry, uint64_t number, uint64_t what) {
+static bool acknowledged_by(struct shms_writer *w, uint32_t r, uint32_t o, uint32_t entry, uint64_t number,
+                            uint64_t what) {
     SHMS_STEP("W1a"); /* pairs with R3b: a rank that has acknowledged has a visible pin; also with A3, A4, E1 */
     return !shms_reader_expected(shms_segment_reader(&w->seg, r), &w->seg.layout, r, o,
                                  shms_get(&shms_segment_writer(&w->seg, o)->retired[r]),
                                  o * w->leases.n_entries + entry, number, what);
 }
 
-static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry) {
+static bool lease_acknowledged_by(struct shms_writer *w, uint32_t r, uint32_t entry) {
     const shms_lease *e = &w->leases.table[entry];
-    return left_by(w, r, w->seg.arena, entry, shms_get(&e->number), shms_get(&e->what));
+    return acknowledged_by(w, r, w->seg.arena, entry, shms_get(&e->number), shms_get(&e->what));
 }
 
 /* W3f: has writer `o` an open lease on the slot, or has its list moved under the walk? With `expected`, the walk goes to
@@ -73,7 +74,7 @@ static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *ex
     if (expected && next && writer_gone(w, o))
         return false;
     for (uint32_t n = 0; next && (expected || !held); n++) {
-        if (next > n_entries || n == n_entries || shms_comes_round(&mark, n, next))
+        if (next > n_entries || n == n_entries || shms_is_cyclic(&mark, n, next))
             return !writer_gone(w, o);
         const shms_lease *e = shms_segment_lease(&w->seg, o * n_entries + next - 1);
         /* Before `what`: pairs with L2 and C1. If the entry has come to another lease between the two loads, that lease
@@ -84,7 +85,7 @@ static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *ex
             return !writer_gone(w, o);
         held |= shms_lease_held(what);
         for (uint32_t r = 0; r < w->seg.layout.n_readers && (expected || !held); r++)
-            if (!left_by(w, r, o, next - 1, number, what) && !gone(w, r)) {
+            if (!acknowledged_by(w, r, o, next - 1, number, what) && !gone(w, r)) {
                 held = true;
                 if (expected)
                     expected[r] = true;
@@ -104,9 +105,9 @@ static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
 
 /* Writer `o` is about to lease what it has pinned, or to release its pin; it may do so without counting it before the next poll,
  * which therefore takes the slot's zone for changed. */
-static void met_in_passing(struct shms_writer *w, uint32_t o, uint32_t slot) {
+static void note_transient_pin(struct shms_writer *w, uint32_t o, uint32_t slot) {
     uint32_t peer = (uint32_t)w->seg.layout.n_readers + o, n_zones = w->ring.n_zones;
-    w->passing = true;
+    w->transient_pin = true;
     w->peers[peer].releases = UINT64_MAX;
     w->polled_zones[(uint64_t)peer * n_zones + shms_ring_zone(&w->ring, shms_ring_start(&w->ring, slot))] = UINT64_MAX;
 }
@@ -117,7 +118,7 @@ static bool held_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *expe
         return false;
     bool pinned = pinned_by(w, o) == slot && !writer_gone(w, o), leased = leased_by(w, o, slot, expected);
     if (pinned && !leased)
-        met_in_passing(w, o, slot);
+        note_transient_pin(w, o, slot);
     return leased || pinned;
 }
 
@@ -135,7 +136,7 @@ bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
     if (shms_get(&e->number) == 0 || shms_lease_held(shms_get(&e->what)))
         return false;
     for (uint32_t n = (uint32_t)w->seg.layout.n_readers, i = n, r = w->laggard; i > 0; i--, r = r + 1 < n ? r + 1 : 0)
-        if (!lease_left_by(w, r, entry) && !(ask && gone(w, r))) {
+        if (!lease_acknowledged_by(w, r, entry) && !(ask && gone(w, r))) {
             w->laggard = r;
             return false;
         }
@@ -179,7 +180,7 @@ static void add_holders(struct shms_writer *w, uint32_t slot, shms_refusal *why)
     for (uint32_t r = 0; live && r < n_ranks; r++) {
         bool holds = expected[r] || (shms_pin_count(shms_pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r));
         for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])
-            holds = !lease_left_by(w, r, e) && !gone(w, r);
+            holds = !lease_acknowledged_by(w, r, e) && !gone(w, r);
         why->held[r] += holds ? span : 0;
         anyone |= holds;
     }
@@ -241,7 +242,7 @@ static bool adopted(struct shms_writer *w) {
     return false;
 }
 
-bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
+bool shms_still_held(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
     if (w->seg.layout.n_writers == 1)
         return pinned(w, slots, n);
     if (adopted(w))

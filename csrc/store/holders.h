@@ -17,7 +17,7 @@ bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);
 shms_pin *shms_pin_of(struct shms_writer *w, uint32_t r, uint32_t slot); /* of rank r, for an own slot */
 shms_evictable_fn shms_evictable;
 /* W3h, W3, W3f: is one of n slots in EVICTING held? Forgets which ranks are alive, if there are other writers. */
-bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t n);
+bool shms_still_held(struct shms_writer *w, const uint32_t *slots, uint32_t n);
 /* Marks the zones in which ranks and other writers may have released something since the last poll; see zones.h. The verdicts found here
  * hold for the scans that follow. If a rank dies later, the next poll sees a change. False: nothing has changed. */
 bool shms_poll(struct shms_writer *w);

@@ -73,7 +73,7 @@ static int vacate(struct shms_writer *w, uint32_t n) {
         shms_set(&slots[victims[i]].state, SHMS_EVICTING);
     }
     atomic_thread_fence(memory_order_seq_cst);
-    bool go = !shms_held_after_all(w, victims, n);
+    bool go = !shms_still_held(w, victims, n);
     for (uint32_t i = 0; i < n; i++) {
         if (go)
             /* before the first byte is reused, or a successor would set half-written bytes to LIVE */
@@ -406,9 +406,9 @@ static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, boo
 }
 
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, bool waits, shms_placement *out) {
-    w->passing = false;
+    w->transient_pin = false;
     int rc = search_space(w, span, kind, waits, out);
-    if (rc && w->passing) { /* it may be over by now, or as soon as that writer runs */
+    if (rc && w->transient_pin) { /* it may be over by now, or as soon as that writer runs */
         pthread_mutex_unlock(&w->mutex);
         sched_yield();
         pthread_mutex_lock(&w->mutex);

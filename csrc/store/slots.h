@@ -109,7 +109,7 @@ static inline uint32_t shms_lease_next(uint64_t what) { return what >> 33 & 0xff
 
 /* Has a walk along a list that another process writes come round? It has taken n steps, and comes to `next`. `*mark`, at
  * first 0, is where it was at the last power of two (Brent's algorithm). So a circle costs at most four times its way. */
-static inline bool shms_comes_round(uint32_t *mark, uint32_t n, uint32_t next) {
+static inline bool shms_is_cyclic(uint32_t *mark, uint32_t n, uint32_t next) {
     if (next == *mark)
         return true;
     if ((n & (n - 1)) == 0)

@@ -70,7 +70,7 @@ struct shms_writer {
     uint32_t n_free_slots, n_deleted_but_protected;
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
     uint32_t leased; /* those of them that have taken a lease entry */
-    bool passing;    /* the search has met a pin of another writer without a lease */
+    bool transient_pin;    /* the search has met a pin of another writer without a lease */
     uint64_t drops_seen[SHMS_MAX_WRITERS]; /* others' `drops` that shms_delete_dropped has settled, but for the next */
     uint32_t scan_left; /* slots below this one may have objects that others have dropped */
     uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */

@@ -151,7 +151,7 @@ static int find(void) {
     uint8_t found[SHMS_REF_SIZE];
     return shms_reader_find(reader, "key", 3, found, &view);
 }
-static int let_go(void) {
+static int release_all(void) {
     shms_view_release(view);
     view = NULL;
     return SHMS_OK;
@@ -266,11 +266,11 @@ static int (*const calls[])(void) = {create,
                                      put,
                                      hit,
                                      get,
-                                     let_go,
+                                     release_all,
                                      get_privately,
-                                     let_go,
+                                     release_all,
                                      find,
-                                     let_go,
+                                     release_all,
                                      ask,
                                      inspect,
                                      discard,
@@ -396,7 +396,7 @@ TEST(each_of_64_writers_puts_for_256_ranks_what_each_of_them_reads) {
             CHECK_EQ(SHMS_OK, shms_reader_acquire(ranks[r], ref, &view));
             CHECK(filled(view->payload, view->payload_size, n));
             CHECK_EQ(1, shms_reader_release(ranks[r], next));
-            let_go();
+            release_all();
         }
         CHECK_EQ(SHMS_OK, put_marked(writers[n], "more", 64, 0, NULL));
     }
@@ -436,7 +436,7 @@ TEST(ids_and_leases_go_on_to_the_last_that_may_be_and_no_successor_takes_what_is
         CHECK_EQ(SHMS_OK, put());
         CHECK_EQ(SHMS_OK, get());
         CHECK(filled(view->payload, view->payload_size, 1));
-        let_go();
+        release_all();
         CHECK_EQ(SHMS_OK, clear());
     }
     CHECK_EQ(SHMS_OK, shms_writer_valid(mine));
@@ -457,7 +457,7 @@ TEST(ten_thousand_attachments_leave_the_rank_and_the_books_as_after_one) {
         if (n % 100 == 0) {
             CHECK_EQ(SHMS_OK, put());
             CHECK_EQ(SHMS_OK, get());
-            let_go();
+            release_all();
             CHECK_EQ(SHMS_OK, clear());
         }
         detach();

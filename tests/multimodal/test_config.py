@@ -313,7 +313,7 @@ def test_a_worker_of_another_world_size_hears_both_numbers(
         wrong = dataclasses.replace(settings, world_size=here)
         with raises(LayoutMismatchError, names=[name, f"{there} ranks", f"not {here}"], hint=["world_size"]):
             worker_receiver_cache_from_config(wrong, rank, store)
-        with StoreInspector.open(name) as inspector:  # it has taken no rank in passing
+        with StoreInspector.open(name) as inspector:  # it has taken no rank for a moment
             assert {0} == {reader.attachments for reader in inspector.readers()}
 
 

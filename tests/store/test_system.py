@@ -113,7 +113,7 @@ def create_and_tell(tell: Connection) -> None:
     tell.send(ObjectStoreWriter.create(capacity=4096, n_readers=1).name)
 
 
-def left_by(end: str, name: str = "") -> str:
+def acknowledged_by(end: str, name: str = "") -> str:
     """Return the name of a store whose process has come to its end."""
     with run(LEAVES_OPEN, name, end) as process:
         said, _ = process.communicate()
@@ -123,18 +123,18 @@ def left_by(end: str, name: str = "") -> str:
 
 @pytest.mark.parametrize("end", ["sys.exit()", "writer.me = writer; del writer", "del writer"])
 def test_a_store_of_a_generated_name_that_is_open_at_a_normal_exit_goes(leftovers: list[str], end: str) -> None:
-    leftovers.append(left_by(end))
+    leftovers.append(acknowledged_by(end))
     assert not (SHM / leftovers[0]).exists()
 
 
 @pytest.mark.parametrize("end", ["writer.close(unlink=False)", "os._exit(0)"])
 def test_a_store_stays_where_its_process_said_so_or_could_not_remove_it(leftovers: list[str], end: str) -> None:
-    leftovers.append(left_by(end))
+    leftovers.append(acknowledged_by(end))
     assert (SHM / leftovers[0]).exists()
 
 
 def test_a_store_whose_name_was_chosen_stays_at_exit(leftovers: list[str]) -> None:
-    leftovers.append(left_by("pass", store_name()))
+    leftovers.append(acknowledged_by("pass", store_name()))
     assert (SHM / leftovers[0]).exists()
 
 
@@ -169,7 +169,7 @@ KILLED = "os.kill(os.getpid(), 9)"
 def test_create_removes_what_killed_writers_left_under_generated_names(
     stores: Stores, leftovers: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    name = left_by(KILLED)
+    name = acknowledged_by(KILLED)
     leftovers.append(name)
     assert (SHM / name).exists()
     with caplog.at_level(logging.WARNING, "shmstore"):
@@ -179,14 +179,14 @@ def test_create_removes_what_killed_writers_left_under_generated_names(
 
 
 def test_create_leaves_what_was_meant_to_stay(stores: Stores, leftovers: list[str]) -> None:
-    chosen = [left_by(KILLED, f"shmstore-chosen-{store_name()}"), left_by("writer.close(unlink=False);" + KILLED)]
+    chosen = [acknowledged_by(KILLED, f"shmstore-chosen-{store_name()}"), acknowledged_by("writer.close(unlink=False);" + KILLED)]
     leftovers.extend(chosen)
     stores.create(4096)
     assert chosen == [name for name in chosen if (SHM / name).exists()]
 
 
 def test_create_leaves_what_somebody_reads(stores: Stores, leftovers: list[str]) -> None:
-    name = left_by(KILLED)
+    name = acknowledged_by(KILLED)
     leftovers.append(name)
     reader = stores.attach(name)
     stores.create(4096)
@@ -197,7 +197,7 @@ def test_create_leaves_what_somebody_reads(stores: Stores, leftovers: list[str])
 
 
 def test_create_leaves_what_has_been_recovered_and_what_has_a_writer(stores: Stores, leftovers: list[str]) -> None:
-    recovered = left_by(KILLED)
+    recovered = acknowledged_by(KILLED)
     leftovers.append(recovered)
 
     def take_over_and_die() -> None:
@@ -216,7 +216,7 @@ def test_create_leaves_what_has_been_recovered_and_what_has_a_writer(stores: Sto
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
 def test_create_leaves_another_user_s_stores(stores: Stores, leftovers: list[str]) -> None:
-    name = left_by(KILLED)
+    name = acknowledged_by(KILLED)
     leftovers.append(name)
     os.chown(SHM / name, NOBODY, NOBODY)
     stores.create(4096)

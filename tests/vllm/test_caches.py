@@ -97,7 +97,7 @@ def test_a_reference_gets_no_lease_on_another_item_of_its_name(sender: SenderCac
     assert same(second, received(ReceiverCache(None, None), again))
     assert same(first, received(ReceiverCache(None, None), sent))
     sent.users = 1
-    sent.let_go()
+    sent.release_all()
     for call in (sent.renew, lambda: sender.validate_input_item(outside, "a")):
         with pytest.raises(ValueError, match="send the item itself"):
             call()

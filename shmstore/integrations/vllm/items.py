@@ -50,7 +50,7 @@ class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
         if self._lease is None:
             self._hold(self._lease_again())
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """End the lease with its last user: whatever keeps this object, such as a traceback, does not keep the item."""
         self.users -= 1
         if self.users == 0 and self._lease is not None:

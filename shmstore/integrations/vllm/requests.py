@@ -75,7 +75,7 @@ class RequestLeases:
 
 def _let_go(items: list[ReferenceItem]) -> None:
     for item in items:
-        item.let_go()
+        item.release_all()
 
 
 def follow(processor: type[Any]) -> None:
