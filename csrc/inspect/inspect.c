@@ -65,7 +65,7 @@ int shms_inspector_enter(const shms_inspector *i) {
     return (uint64_t)st.st_size < i->seg.layout.file_size ? SHMS_ECORRUPT : SHMS_OK;
 }
 
-int shms_inspector_attend(const shms_inspector *i, shms_attendance *out) {
+int shms_inspector_who_is_alive(const shms_inspector *i, shms_liveness *out) {
     int rc = shms_inspector_enter(i);
     if (rc)
         return rc;
@@ -140,7 +140,7 @@ int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {
 
 static void set_bit(uint64_t bits[4], uint32_t r) { bits[r / 64] |= UINT64_C(1) << r % 64; }
 
-bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, uint32_t slot, shms_slot_record *out) {
+bool shms_inspector_slot(const shms_inspector *i, const shms_liveness *who, uint32_t slot, shms_slot_record *out) {
     const shms_layout *l = &i->seg.layout;
     const shms_slot *s = shms_segment_slot(&i->seg, slot);
     for (int t = 0;; t++) {
@@ -181,15 +181,15 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
 }
 
 /* The same check as the writer's W1 (shms_lease_done in holders.c). */
-static bool is_expected(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry,
-                        uint64_t number, uint64_t what) {
+static bool is_expected(const shms_inspector *i, const shms_liveness *who, uint32_t r, uint32_t entry, uint64_t number,
+                        uint64_t what) {
     uint32_t writer = entry / (uint32_t)i->seg.layout.max_leases;
     return shms_reader_expected(shms_segment_reader(&i->seg, r), &i->seg.layout, r, writer,
                                 shms_get(&shms_segment_writer(&i->seg, writer)->retired[r]), entry, number, what) &&
            !who->gone[r];
 }
 
-bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, uint32_t entry, shms_lease_record *out) {
+bool shms_inspector_lease(const shms_inspector *i, const shms_liveness *who, uint32_t entry, shms_lease_record *out) {
     const shms_lease *e = shms_segment_lease(&i->seg, entry);
     uint32_t writer = entry / (uint32_t)i->seg.layout.max_leases;
     for (int t = 0;; t++) {
@@ -224,10 +224,10 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
 /* Entries in use lie in front, as for shms_reclaim_open, and the writer counts them. One that died may have opened a
  * lease that it has not counted, so all of its entries are read. */
 int64_t shms_inspector_open_leases(shms_inspector *i, uint64_t arena) {
-    shms_attendance who;
+    shms_liveness who;
     shms_lease_record e;
     int64_t open = 0;
-    int rc = shms_inspector_attend(i, &who);
+    int rc = shms_inspector_who_is_alive(i, &who);
     if (rc || arena >= i->seg.layout.n_writers)
         return rc ? rc : SHMS_EINVAL;
     uint64_t n_entries = i->seg.layout.max_leases;
@@ -241,9 +241,9 @@ int64_t shms_inspector_open_leases(shms_inspector *i, uint64_t arena) {
 }
 
 int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *out, uint64_t room) {
-    shms_attendance who;
+    shms_liveness who;
     uint64_t n = 0;
-    int rc = shms_inspector_attend(i, &who);
+    int rc = shms_inspector_who_is_alive(i, &who);
     if (rc)
         return rc;
     for (; *at < shms_all_slots(&i->seg.layout) && n < room; ++*at)
@@ -252,9 +252,9 @@ int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *
 }
 
 int64_t shms_inspector_leases(shms_inspector *i, uint64_t *at, shms_lease_record *out, uint64_t room) {
-    shms_attendance who;
+    shms_liveness who;
     uint64_t n = 0;
-    int rc = shms_inspector_attend(i, &who);
+    int rc = shms_inspector_who_is_alive(i, &who);
     if (rc)
         return rc;
     for (; *at < shms_all_leases(&i->seg.layout) && n < room; ++*at)
@@ -314,7 +314,7 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
  * pinned, in the same order, so nothing that it holds is missed. `owed`, zeroed by the caller, is for the ranks that
  * the leases of each slot expect. An object counts once for each rank, even if several of its leases expect that
  * rank. */
-static void sum_holdings(const shms_inspector *i, const shms_attendance *who, uint64_t (*owed)[4],
+static void sum_holdings(const shms_inspector *i, const shms_liveness *who, uint64_t (*owed)[4],
                          shms_rank_record *out) {
     const shms_layout *l = &i->seg.layout;
     shms_lease_record e;
@@ -345,8 +345,8 @@ static void sum_holdings(const shms_inspector *i, const shms_attendance *who, ui
 }
 
 int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
-    shms_attendance who;
-    int rc = shms_inspector_attend(i, &who);
+    shms_liveness who;
+    int rc = shms_inspector_who_is_alive(i, &who);
     if (rc)
         return rc;
     uint64_t (*owed)[4] = calloc(shms_all_slots(&i->seg.layout), sizeof *owed);
@@ -360,7 +360,7 @@ int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
 }
 
 int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, shms_slot_record *out) {
-    static const shms_attendance nobody;
+    static const shms_liveness nobody;
     int rc = shms_inspector_enter(i);
     if (rc)
         return rc;

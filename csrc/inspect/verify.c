@@ -100,7 +100,7 @@ static bool is_indexed(const shms_inspector *i, const shms_slot_record *s, uint6
     return slot != SHMS_NONE;
 }
 
-static void check_slots(const shms_inspector *i, const shms_attendance *who, uint32_t arena, object *objects,
+static void check_slots(const shms_inspector *i, const shms_liveness *who, uint32_t arena, object *objects,
                         findings *f) {
     const shms_writer_table *t = shms_segment_writer(&i->seg, arena);
     const uint8_t *data = i->seg.all_data + shms_address(&i->seg.layout, arena, 0);
@@ -189,7 +189,7 @@ static void check_holds(const shms_inspector *i, uint32_t writer, bool *listed, 
  * holds nothing either. */
 static bool keeps_object(const shms_lease_record *e) { return e->owner == e->writer || shms_lease_waits(e); }
 
-static void check_leases(const shms_inspector *i, const shms_attendance *who, uint32_t arena, shms_lease_record *open,
+static void check_leases(const shms_inspector *i, const shms_liveness *who, uint32_t arena, shms_lease_record *open,
                          bool *listed, findings *f) {
     const shms_writer_table *t = shms_segment_writer(&i->seg, arena);
     uint32_t n_entries = (uint32_t)i->seg.layout.max_leases, n_slots = shms_all_slots(&i->seg.layout);
@@ -226,7 +226,7 @@ static void check_leases(const shms_inspector *i, const shms_attendance *who, ui
         add(f, SHMS_F_OPEN_LEASES, arena, 0, said, n);
 }
 
-static void check_rank(const shms_inspector *i, const shms_attendance *who, uint32_t r, findings *f) {
+static void check_rank(const shms_inspector *i, const shms_liveness *who, uint32_t r, findings *f) {
     const shms_layout *l = &i->seg.layout;
     shms_reader_table *t = shms_segment_reader(&i->seg, r);
     const shms_pin *pins = shms_reader_pins(t);
@@ -264,8 +264,8 @@ static void check_rank(const shms_inspector *i, const shms_attendance *who, uint
 }
 
 static int pass(const shms_inspector *i, object *objects, shms_lease_record *open, bool *listed, findings *f) {
-    shms_attendance who;
-    int rc = shms_inspector_attend(i, &who);
+    shms_liveness who;
+    int rc = shms_inspector_who_is_alive(i, &who);
     if (rc)
         return rc;
     for (uint32_t w = 0; w < i->seg.layout.n_writers; w++) {
