@@ -38,6 +38,7 @@ static uint8_t ref[SHMS_REF_SIZE];
 static shms_view *views[64];
 static uint64_t mark_of[64];
 static int n_views;
+static uint32_t half = SHMS_NONE; /* the slot of a half adoption */
 
 /* References that rank 0 may count on. Processes share them. */
 static struct promises {
@@ -246,6 +247,22 @@ static void b_reuses(void) { /* the entry comes into another list, with a lease 
 static void b_hit_and_cancel(void) {
     b_hit(READ);
     b_cancels(READ, 0);
+}
+
+/* Half an adoption: B stands between B2 and B4. */
+static void b_pins(void) {
+    shms_slot seen;
+    half = shms_look_remote(b, shms_key_hash(b, "read", 4), "read", 4, &seen);
+    if (half != SHMS_NONE && !shms_holds_pin(&b->seg, half, shms_get(&seen.id)))
+        half = SHMS_NONE;
+}
+static void b_goes_on(void) {
+    if (half == SHMS_NONE)
+        return;
+    shms_hand_out(b, half, shms_reclaim_lease(b, &(bool){false}), 0, false, ref);
+    shms_holds_unpin(&b->seg, half);
+    promise(B, ref, READ, true);
+    half = SHMS_NONE;
 }
 
 static void b_has(void) { CHECK(shms_writer_has(b, "read", 4) >= 0); }
@@ -515,6 +532,7 @@ static uint64_t interleave(void (*before)(void), void (*whole)(void), void (*oth
         interrupt(whole, other, i);
         join_late();
         join_heir();
+        b_goes_on();
         settle();
         if (step < i)
             return i - 1;

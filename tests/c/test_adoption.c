@@ -47,6 +47,7 @@ static void at_each_step(void) {
             steps += interleave(b_address, of_rank[i_of_rank], of_a_between[i_of_a_between]);
     for (EACH(of_a))
         steps += interleave(a_awaits_dead_rank, of_a[i_of_a], r_comes_and_b_hits);
+    steps += interleave(NULL, a_evict, b_pins);
     CHECK(steps > 3000 && late_acquires > 0);
 }
 
