@@ -1,4 +1,4 @@
-"""Measure several writers of one store: look-ups over eight arenas, adopted hits, puts, and writers side by side.
+"""Measure several writers of one store: look-ups over eight arenas, remote hits, puts, and writers side by side.
 
 The writers of the first figures are in one process, but in arenas of their own, so they share no lock.
 """
@@ -54,7 +54,7 @@ def test_a_look_up_that_misses_in_eight_arenas(figure, eight, one):
     )
 
 
-def test_an_adopted_hit(figure, eight):
+def test_a_remote_hit(figure, eight):
     keys = itertools.cycle(f"5-{number:060}" for number in range(KEYS))
     figure.alone("get_cached of another's object", lambda: eight[0].get_cached(next(keys)), limit_us=2.0)
 

@@ -11,7 +11,7 @@
  * - When all processes have come to rest, the writer polls once more. Everything that it then remembers as held must be
  *   held. Before that it may refuse too much: a rank between R4 and its count, or between A2 and A3, is about to change
  *   that.
- * - With ADOPTERS, writer B hands the object out at any moment, and may stop for good after its pin. It dies, and is
+ * - With REMOTES, writer B hands the object out at any moment, and may stop for good after its pin. It dies, and is
  *   succeeded. A look-up of B stores nothing, so it is not here. This writer puts again and again, and must not refuse
  *   for a pin for a moment.
  *
@@ -35,8 +35,8 @@
 #ifndef RETIRE
 #define RETIRE 0                        /* rank 0 may be retired once */
 #endif
-#ifndef ADOPTERS
-#define ADOPTERS 0                      /* 1: writer B adopts, and this writer puts; the first object's own lease is over */
+#ifndef REMOTES
+#define REMOTES 0                      /* 1: writer B hands out, and this writer puts; the first object's own lease is over */
 #endif
 #ifndef BOPS
 #define BOPS 2                          /* hand-outs of B */
@@ -58,9 +58,9 @@
 byte pins[NR]; bool ack[NR]; byte base[NR]; bool attached[NR]; bool lock[NR];
 bool epoch_new[NR]; bool releases_new[NR]; bool zone_new[NR*2];
 /* Words of the writer. The object lies in zone `object`. */
-byte st = LIVE; bit object; bool cancelled = ADOPTERS; bool retired[NR]; bool retired_new[NR];
+byte st = LIVE; bit object; bool cancelled = REMOTES; bool retired[NR]; bool retired_new[NR];
 byte dying = 2; byte deaths; bool rest[NR]; bool done;          /* dying: rank 0, rank 1, 2: nobody, or 3: B */
-#if ADOPTERS
+#if REMOTES
 bool pinB; bool first; bool lockB = 1; bool releasesB_new; bool zoneB_new[2]; bool epochB_new;  /* words of B */
 byte deathsB; bool restB; bool g_stopped; bool g_anew; bool g_uncounted;
 /* g_anew: B has pinned, or its successor has come, since the put yielded. g_uncounted: B is between a release and the end
@@ -141,14 +141,14 @@ proctype Killer() provided (dying == 2)
 #if NR > 1
            :: atomic { deaths < DEATHS && !done && lock[1] -> deaths++; dying = 1 }
 #endif
-#if ADOPTERS
+#if REMOTES
            :: atomic { deathsB < BDEATHS && !done && lockB -> deathsB++; dying = 3 }
 #endif
            :: done -> break
         od
 }
 
-#if ADOPTERS
+#if REMOTES
 #ifdef MUT_J2_UNCOUNTED
 #define COUNT_J2 skip
 #else
@@ -209,7 +209,7 @@ bool stale[2] = 1; bool held[2];
 byte h_base[NR]; byte h_verdict[NR] = HERE;  /* as of the last poll; UNKNOWN: it has turned since */
 byte verdict[NR]; byte last[NR] = HERE;      /* of this operation; of any */
 bool blamed[NR];      /* found here since all zones became stale: only these are polled for their death */
-#if ADOPTERS
+#if REMOTES
 byte verdictB; byte lastB = HERE; byte h_verdictB = HERE; bool blamedB; bool met; bool again;
 #define FORGIVE blamed[0] = 0; blamed[NR-1] = 0; blamedB = 0
 #define FORGET verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; verdictB = UNKNOWN
@@ -261,7 +261,7 @@ inline poll_rank(r)
         fi
 }
 
-#if ADOPTERS
+#if REMOTES
 inline ask_B()             /* writer_gone */
 {
         atomic { if :: verdictB == UNKNOWN ->
@@ -341,7 +341,7 @@ inline look(r)             /* W1 and the pins of rank r, as in evictable; clears
         fi
 }
 
-#if ADOPTERS && !defined(MUT_PIN_REMEMBERED)
+#if REMOTES && !defined(MUT_PIN_REMEMBERED)
 #define KEEP_STALE if :: met -> stale[object] = 1 :: else fi          /* a pin for a moment is not remembered */
 #else
 #define KEEP_STALE
@@ -369,7 +369,7 @@ proctype Writer() provided (dying == 2)
 {
         bool x, free, news, count, once;
         do
-#if ADOPTERS
+#if REMOTES
         :: atomic { st == LIVE -> skip }; put()
 #else
         :: poll_ranks()
@@ -395,7 +395,7 @@ proctype Writer() provided (dying == 2)
 }
 
 init { atomic { run Writer(); run Reader(0); SECOND(run Reader(1)); run Killer();
-#if ADOPTERS
+#if REMOTES
                 run WriterB()
 #endif
         } }

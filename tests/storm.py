@@ -365,7 +365,7 @@ class Storm:
             "objects checked at the end": found,
             "encoded": made,
             "evicted or deleted": gone,
-            "adopted": sum(stats.adopted for stats in left),
+            "remote_hits": sum(stats.remote_hits for stats in left),
         }
 
 

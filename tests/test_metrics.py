@@ -96,9 +96,9 @@ def test_each_of_several_writers_of_a_store_has_its_label(stores: Stores) -> Non
     first.put("a", torch.ones(4), kind="image")
     second.get_cached("a")
     samples = scrape(ShmStoreCollector(first, second))
-    adopted = [of_store(samples, "shmstore_adopted_hits_total", store=first.name, writer=w) for w in "01"]
+    remote = [of_store(samples, "shmstore_remote_hits_total", store=first.name, writer=w) for w in "01"]
     puts = [of_store(samples, "shmstore_puts_total", store=first.name, writer=w) for w in "01"]
-    assert ([0, 1], [1, 0]) == (adopted, puts)
+    assert ([0, 1], [1, 0]) == (remote, puts)
     assert 1 == of_store(samples, "shmstore_kind_objects", store=first.name, kind="image", writer="0")
     assert 0 == of_store(samples, "shmstore_more_hits_total", store=first.name, factor="2", writer="1")
     assert all("writer" in dict(labels) for _, labels in samples)
@@ -112,7 +112,7 @@ def test_an_owner_without_an_arena_shows_the_sums_over_all_writers(stores: Store
     writers[1].put("b", torch.ones(4), kind="image")
     writers[1].get_cached("a")
     samples = scrape(collector)
-    for name, value in {"capacity_bytes": 2 << 16, "objects": 2, "puts_total": 2, "adopted_hits_total": 1}.items():
+    for name, value in {"capacity_bytes": 2 << 16, "objects": 2, "puts_total": 2, "remote_hits_total": 1}.items():
         assert value == of_store(samples, f"shmstore_{name}", store=owner.name)
     assert 2 == of_store(samples, "shmstore_kind_objects", store=owner.name, kind="image")
     gone = stores.create(writes=False)

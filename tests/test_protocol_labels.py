@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "model" / "protocol.pml"
-ADOPTION = ROOT / "model" / "adoption.pml"
+REMOTE = ROOT / "model" / "remote.pml"
 UNMODELLED = {"D2", "D3"}
 LABEL = r"[A-Z]\d[a-z]?"
 
@@ -27,7 +27,7 @@ def steps_in_code() -> dict[str, set[str]]:
 
 def steps_in_models() -> set[str]:
     """The labels in the comments of both models."""
-    comments = re.findall(r"/\*(.*?)\*/", MODEL.read_text() + ADOPTION.read_text())
+    comments = re.findall(r"/\*(.*?)\*/", MODEL.read_text() + REMOTE.read_text())
     return {label for comment in comments for label in re.findall(rf"\b({LABEL}):", comment)}
 
 

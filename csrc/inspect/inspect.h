@@ -111,7 +111,7 @@ typedef struct shms_finding {
 #define SHMS_F_OPEN_LEASES 4  /* open_leases is not the number of entries in use */
 #define SHMS_F_RETIRED 5      /* where: rank; retired at an epoch that it has not reached */
 #define SHMS_F_COUNTERS 6     /* value: next_id, expected: next_lease; shms_counters_valid says no */
-#define SHMS_F_ADOPTING 7     /* value: slot, expected: number of slots; not a slot of another writer */
+#define SHMS_F_PINNING 7     /* value: slot, expected: number of slots; not a slot of another writer */
 #define SHMS_F_HOLDS 8        /* where: slot, value: entry; the list of its leases there leads to another entry */
 /* of a slot */
 #define SHMS_F_STATE 10       /* value: not a valid state */

@@ -165,9 +165,9 @@ static void check_slots(const shms_inspector *i, const shms_liveness *who, uint3
 static void check_holds(const shms_inspector *i, uint32_t writer, bool *listed, findings *f) {
     const shms_layout *l = &i->seg.layout;
     uint32_t n_entries = (uint32_t)l->max_leases;
-    uint64_t adopting = shms_get(&shms_segment_writer(&i->seg, writer)->adopting);
-    if (adopting && (adopting > shms_all_slots(l) || shms_arena_of(l, (uint32_t)adopting - 1) == writer))
-        add(f, SHMS_F_ADOPTING, writer, 0, adopting - 1, shms_all_slots(l));
+    uint64_t pinning = shms_get(&shms_segment_writer(&i->seg, writer)->pinning);
+    if (pinning && (pinning > shms_all_slots(l) || shms_arena_of(l, (uint32_t)pinning - 1) == writer))
+        add(f, SHMS_F_PINNING, writer, 0, pinning - 1, shms_all_slots(l));
     for (uint32_t s = 0; s < shms_all_slots(l); s++) {
         uint32_t first = atomic_load_explicit(&shms_segment_holds(&i->seg, writer)[s].first, memory_order_acquire);
         for (uint32_t next = first, n = 0, mark = 0; next; n++) {

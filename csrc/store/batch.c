@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "adopt.h"
+#include "remote.h"
 #include "directory.h"
 #include "drops.h"
 #include "hand.h"

@@ -73,7 +73,7 @@ typedef struct shms_counters {
     uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
     /* puts that would have been hits with that much capacity; see ghosts.h */
     uint64_t more_hits_at_4x, more_hits_at_2x, more_hits_at_1_5x;
-    uint64_t adopted; /* hits on objects of other writers */
+    uint64_t remote_hits; /* hits on objects of other writers */
 } shms_counters;
 
 /* What the processes of a rank have counted; ReaderCounters in shmstore/store/stats.py. The table has room for 7. */

@@ -3,7 +3,7 @@
  */
 #include <string.h>
 
-#include "adopt.h"
+#include "remote.h"
 #include "directory.h"
 #include "drops.h"
 #include "find.h"
@@ -47,10 +47,10 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
     if (own != SHMS_NONE) {
         shms_ring_use(&w->ring, own);
         shms_hand_out(w, shms_writer_global(w, own), entry, group, hold, b->ref);
-    } else if (shms_adopt(w, slot, shms_get(&seen.id), entry, group, hold, b->ref)) {
+    } else if (shms_hit_remote(w, slot, shms_get(&seen.id), entry, group, hold, b->ref)) {
         shms_use_remote(w, slot);
         shms_reclaim_leases(w);
-        shms_count(w, SHMS_C(adopted), 1);
+        shms_count(w, SHMS_C(remote_hits), 1);
     } else {
         shms_count(w, SHMS_C(misses), 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);

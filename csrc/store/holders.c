@@ -1,7 +1,7 @@
 /*
  * holders.c - who holds an object: leases (W1, W3f), pins (W3, W3h), and what has changed since the last poll.
  *
- * Other writers pin and lease objects of this one by words of their own (adopt.h), at any time. So what a look finds of
+ * Other writers pin and lease objects of this one by words of their own (remote.h), at any time. So what a look finds of
  * their leases saves work, but only W3f answers. The order after W2 is W3h for all victims, then W3, then W3f, and
  * between the first two every verdict is forgotten; docs/concepts/protocol.md says why.
  */
@@ -98,7 +98,7 @@ static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *ex
 /* The own slot that another writer has pinned, or SHMS_NONE. */
 static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
     SHMS_STEP("W3h"); /* pairs with B1; also an acquire, which pairs with B5 */
-    uint64_t slot = atomic_load_explicit(&shms_segment_writer(&w->seg, o)->adopting, memory_order_seq_cst);
+    uint64_t slot = atomic_load_explicit(&shms_segment_writer(&w->seg, o)->pinning, memory_order_seq_cst);
     slot -= 1 + (uint64_t)shms_writer_global(w, 0);
     return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
 }
@@ -230,7 +230,7 @@ static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
 }
 
 /* W3h for the slots in EVICTING: a pin counts if its writer holds its lock now. */
-static bool adopted(struct shms_writer *w) {
+static bool pinned_remotely(struct shms_writer *w) {
     for (uint32_t o = 0; o < w->seg.layout.n_writers; o++) {
         uint32_t slot = pinned_by(w, o);
         if (slot == SHMS_NONE || shms_get(&shms_writer_slot(w, slot)->state) != SHMS_EVICTING)
@@ -245,7 +245,7 @@ static bool adopted(struct shms_writer *w) {
 bool shms_still_held(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
     if (w->seg.layout.n_writers == 1)
         return pinned(w, slots, n);
-    if (adopted(w))
+    if (pinned_remotely(w))
         return true;
     shms_reclaim_begin(w);
     if (pinned(w, slots, n))

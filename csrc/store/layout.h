@@ -131,7 +131,7 @@ typedef struct shms_writer_table {
     shms_word published;    /* L3, V4; every lease below it is in the table or has ended; pairs with A4 */
     shms_word small_hand;   /* the same for small objects */
     shms_word stays;        /* SHMS_UNTIL_CLOSED to SHMS_BEYOND_CLOSE */
-    shms_word adopting;     /* B1, B5: the slot that this writer pins in another's arena, + 1; pairs with W3h */
+    shms_word pinning;     /* B1, B5: the slot that this writer pins in another's arena, + 1; pairs with W3h */
     shms_word releases;     /* B5, C2: releases of other arenas' objects, stored after the zone's count */
     shms_word retirements;  /* how many times shms_writer_retire was called; other writers poll it */
     shms_word more[2];

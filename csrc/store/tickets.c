@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "adopt.h"
+#include "remote.h"
 #include "crc.h"
 #include "directory.h"
 #include "drops.h"

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "adopt.h"
+#include "remote.h"
 #include "claims.h"
 #include "directory.h"
 #include "drops.h"

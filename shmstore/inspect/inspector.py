@@ -221,7 +221,7 @@ class StoreInspector:
                 waiting_for=_bits(tuple(raw["owed"])),
                 held=bool(raw["held"]),
                 group=raw["group"] - 1 if raw["group"] else None,
-                adopted_from=None if raw["owner"] == raw["writer"] else raw["owner"],
+                remote_owner=None if raw["owner"] == raw["writer"] else raw["owner"],
                 void=bool(raw["is_void"]),
                 moving=bool(raw["moving"]),
             )
@@ -266,7 +266,7 @@ class StoreInspector:
             pinned_by=_bits(tuple(raw["pinned"])),
             leased_to=tuple(sorted({rank for lease in leases for rank in lease.waiting_for})),
             held=any(lease.held for lease in leases),
-            adopted_by=tuple(sorted({lease.writer for lease in leases if lease.adopted_from is not None})),
+            leased_by=tuple(sorted({lease.writer for lease in leases if lease.remote_owner is not None})),
             bounded=bool(raw["bounded"]),
             moving=moving,
         )

@@ -28,7 +28,7 @@ class WriterInfo(SeenCounts):
 
     index: int
     state: WriterState
-    """What is in the arena of a "dead" one is still read and adopted; "free": there was no writer."""
+    """What is in the arena of a "dead" one is still read and handed out; "free": there was no writer."""
     pid: int | None
     """The process of the current or last writer, as numbered in its PID namespace; None before the first."""
     recoveries: int
@@ -164,7 +164,7 @@ class SlotInfo:
     """Ranks that have not yet read a reference to the object."""
     held: bool
     """Whether a writer holds a lease of the object, which no reading ends."""
-    adopted_by: tuple[int, ...]
+    leased_by: tuple[int, ...]
     """Other writers, alive, that have open leases of the object."""
     bounded: bool
     """Whether the object's lengths stay inside the data region."""
@@ -202,7 +202,7 @@ class LeaseInfo:
     """Whether only the writer ends it."""
     group: int | None
     """The group whose ranks it waits for; None if for all."""
-    adopted_from: int | None
+    remote_owner: int | None
     """The writer whose object it is; None if it is the lease's own writer."""
     void: bool
     """Whether it holds nothing, because it is on another writer's object and its own writer is dead."""

@@ -67,7 +67,7 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "objects": lambda w, v, e: f"objects is {v}, but {e} slots are occupied",
     "open_leases": lambda w, v, e: f"open_leases is {v}, but {e} entries are in use",
     "counters": lambda w, v, e: f"the counters are impossible (next id {v}, next lease {e})",
-    "adopting": lambda w, v, e: f"the writer adopts slot {v}; it must be another writer's, below {e}",
+    "pinning": lambda w, v, e: f"the writer pins slot {v}; it must be another writer's, below {e}",
     "holds": lambda w, v, e: f"the writer's leases on slot {w} lead to entry {v}, which is not a lease on it",
     "retired": lambda w, v, e: f"rank {w} was retired at attachment {v - 1}, but has had only {e - 1}",
     "state": lambda w, v, e: f"slot {w} is in state {v}, which does not exist",

@@ -83,7 +83,7 @@ class WriterCounters:
     """Bytes of tensors copied in."""
     hits: int
     """Calls of `get_cached` that found their key."""
-    adopted: int
+    remote_hits: int
     """Those that found it in another writer's arena."""
     misses: int
     """Calls of `get_cached` that did not."""

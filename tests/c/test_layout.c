@@ -115,7 +115,7 @@ TEST(every_word_is_where_it_was) {
     WORDS(448, S(store), S(created_ns), S(boot), S(secret), S(owner), S(check));
 #define W(field) offsetof(shms_writer_table, field)
     WORDS(0, W(pid), W(epoch), W(next_id), W(next_lease), W(hand), W(used_bytes), W(objects), W(open_leases),
-          W(published), W(small_hand), W(stays), W(adopting), W(releases), W(retirements), W(more));
+          W(published), W(small_hand), W(stays), W(pinning), W(releases), W(retirements), W(more));
     CHECK(W(counters) == 128 && W(retired) == 320 && W(kinds) == 2368 && W(drops) == 3136 && W(reserved) == 3144 &&
           W(tier) == 3200);
     CHECK(W(cleared) == 3320 && W(dropped_at) == 3328);
@@ -135,7 +135,7 @@ TEST(every_word_is_where_it_was) {
     WORDS(576, R(releases), R(counters));
 #define C(field) offsetof(shms_counters, field)
     WORDS(0, C(puts), C(put_bytes), C(hits), C(misses), C(evictions), C(evicted_bytes), C(deletes), C(refusals),
-          C(cancels), C(more_hits_at_4x), C(more_hits_at_2x), C(more_hits_at_1_5x), C(adopted));
+          C(cancels), C(more_hits_at_4x), C(more_hits_at_2x), C(more_hits_at_1_5x), C(remote_hits));
 #define G(field) offsetof(shms_reader_counters, field)
     WORDS(0, G(gets), G(stale), G(released));
 }

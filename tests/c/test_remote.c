@@ -1,5 +1,5 @@
 /* test_remote.c - look-ups, uses and pins of writer B on objects of writer A keep nothing that B does not lease. */
-#include "store/adopt.h"
+#include "store/remote.h"
 #include "support.h"
 
 enum { UNIT = SHMS_ALIGN, UNITS = 16, SLOTS = 6 };
@@ -28,7 +28,7 @@ static bool passes; /* B's pin ends as soon as A lets it run; B has not counted 
 
 int sched_yield(void) {
     if (passes)
-        atomic_store(&b->seg.writer->adopting, 0);
+        atomic_store(&b->seg.writer->pinning, 0);
     return 0;
 }
 

@@ -130,7 +130,7 @@ static void read_one(void) {
     fill_up();
     CHECK_EQ(1, shms_reader_release(readers[0], refs[0]));
 }
-static void adopt(void) { /* B leases A's object k0, whose own lease ends */
+static void hit_remote(void) { /* B leases A's object k0, whose own lease ends */
     fill_up();
     CHECK_EQ(SHMS_OK, verb_hit(writers[B], "k0", 2, refs[SLOTS - 1]));
     CHECK_EQ(1, shms_writer_cancel(writers[A], refs[0]));
@@ -228,9 +228,9 @@ TEST(what_others_let_go_of_is_found_by_the_next_look) {
     first_sleep(false, fill_up, acknowledge_and_search, 1, SHMS_OK);
     first_sleep(false, fill_up, close_reader, 1, SHMS_OK);
     first_sleep(false, fill_up, die, 0, SHMS_OK);
-    first_sleep(false, adopt, cancel_of_b, 1, SHMS_OK);
-    first_sleep(false, adopt, read_for_b, 1, SHMS_OK);
-    first_sleep(false, adopt, retire_by_b, 0, SHMS_OK);
+    first_sleep(false, hit_remote, cancel_of_b, 1, SHMS_OK);
+    first_sleep(false, hit_remote, read_for_b, 1, SHMS_OK);
+    first_sleep(false, hit_remote, retire_by_b, 0, SHMS_OK);
     first_sleep(false, lease_all_of_b, acknowledge, 1, SHMS_OK);
 }
 
@@ -243,13 +243,13 @@ TEST(a_put_looks_every_millisecond_then_every_five_whatever_others_do) {
         view_one();
         once = i ? NULL : read_again;
         each_time = theirs[i];
-        shms_set(&writers[B]->seg.writer->adopting, i == 3); /* it was stopped with a pin, which each look finds */
+        shms_set(&writers[B]->seg.writer->pinning, i == 3); /* it was stopped with a pin, which each look finds */
         refused_within(300 * MS);
         CHECK(i % 2 || calls == 7 + !i); /* without a release, no look is a try */
         CHECK(sleeps >= 100 && sleeps <= 102 && asked[0] == MS && asked[60] == 5 * MS);
         for (int s = 0; s < sleeps; s++)
             CHECK(asked[s] <= (s < 50 ? MS : 5 * MS));
-        shms_set(&writers[B]->seg.writer->adopting, 0);
+        shms_set(&writers[B]->seg.writer->pinning, 0);
         unpin();
         teardown();
     }

@@ -87,10 +87,10 @@ static void a_promised_reader_is_told_that_the_owner_is_busy(bool promised) {
     const char *name = store_name("busy");
     shms_options o = {.capacity = UNITS * SHMS_ALIGN, .n_readers = 1, .max_objects = 8, .n_writers = 2};
     uint8_t ref[SHMS_REF_SIZE];
-    shms_writer *owner, *adopter;
+    shms_writer *owner, *other;
     shms_reader *r;
     int status;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&adopter, name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_create(&other, name, &o));
     CHECK_EQ(SHMS_OK, shms_writer_join(&owner, name, 1, NULL));
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_OK, put_marked(owner, "a", 9 * SHMS_ALIGN, 0, NULL));
@@ -104,25 +104,25 @@ static void a_promised_reader_is_told_that_the_owner_is_busy(bool promised) {
         _exit(0);
     }
     CHECK_EQ(writer_pid, waitpid(writer_pid, &status, WUNTRACED));
-    CHECK_EQ(SHMS_OK, verb_hit(adopter, "a", 1, ref));
+    CHECK_EQ(SHMS_OK, verb_hit(other, "a", 1, ref));
     CHECK_EQ(0, kill(writer_pid, SIGCONT));
     CHECK_EQ(writer_pid, waitpid(writer_pid, &status, WUNTRACED));
     CHECK(WIFSTOPPED(status));
     if (!promised)
-        CHECK_EQ(1, shms_writer_cancel(adopter, ref));
+        CHECK_EQ(1, shms_writer_cancel(other, ref));
     double start = seconds();
-    CHECK_EQ(promised ? SHMS_EBUSY : 0, verb_hold(adopter, ref));
+    CHECK_EQ(promised ? SHMS_EBUSY : 0, verb_hold(other, ref));
     CHECK(seconds() - start < 0.5); /* it has the mutex of its writer meanwhile */
     CHECK(!view_of(r, ref));
     CHECK_EQ(promised ? SHMS_EBUSY : SHMS_ESTALE, -errno);
     CHECK_EQ(0, kill(writer_pid, SIGCONT));
     CHECK_EQ(0, reap(writer_pid));
-    CHECK_EQ(promised ? 1 : 0, verb_hold(adopter, ref)); /* the owner has decided */
+    CHECK_EQ(promised ? 1 : 0, verb_hold(other, ref)); /* the owner has decided */
     shms_view *v = view_of(r, ref);
     CHECK(promised ? v && filled(v->payload, v->payload_size, 0) : !v);
     shms_view_release(v);
     shms_reader_free(r);
-    end_writer(adopter);
+    end_writer(other);
 }
 
 TEST(nobody_waits_for_a_stopped_writer_without_limit) {

@@ -115,8 +115,8 @@ TEST(damage_in_the_list_of_a_lease_on_an_object_of_another_is_found) {
     atomic_store(first, was);
     finds(ONE_OF(HOLDS) | ONE_OF(OPEN_LEASES), &held->number, 0);
     finds(ONE_OF(HOLDS) | ONE_OF(LEASE_SLOT), &held->what, shms_lease_what(n_slots, false, 0, 0));
-    finds(0, &other->seg.writer->adopting, lease.slot + 1);
-    finds(ONE_OF(ADOPTING), &other->seg.writer->adopting, n_slots + 1);
+    finds(0, &other->seg.writer->pinning, lease.slot + 1);
+    finds(ONE_OF(PINNING), &other->seg.writer->pinning, n_slots + 1);
     /* A lease that changes during each read is not compared with the list. */
     atomic_store(first, 0);
     CHECK_EQ(ONE_OF(UNLISTED), kinds_found());

@@ -23,25 +23,25 @@ def table(out: str, title: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
-def test_dump_has_a_line_for_each_writer_and_says_who_adopted_what() -> None:
+def test_dump_has_a_line_for_each_writer_and_says_whose_objects_a_writer_leases() -> None:
     with three_writers() as (writer, (alive, dead)):
         dead.kill()
         writer.get_cached("own-2")
         out = piped("dump", writer.name).out
         one = piped("dump", writer.name, "--key", "own-2").out
     assert "writers 2 of 3 alive" in out
-    assert "6 hits (5 adopted)" in out
+    assert "6 hits (5 remote)" in out
     rows = table(out, "writers ")
     assert [str(os.getpid()), str(alive.pid), str(dead.pid)] == [row["process"] for row in rows]
     assert ["alive", "alive", "dead"] == [row["state"] for row in rows]
-    assert ["1", "2", "2"] == [row["adopted"] for row in rows]
+    assert ["1", "2", "2"] == [row["remote"] for row in rows]
     lines = [line.split() for line in out.splitlines() if " live " in line]
     place = {line[-1]: (line[0], line[line.index("live") - 1]) for line in lines}
     assert [("0", "1"), ("0", "-"), ("2", "0")] == [place[key] for key in ("key-1", "key-3", "own-2")]
-    leases = [line for line in out.splitlines() if "adopted from" in line]
+    leases = [line for line in out.splitlines() if ", of writer" in line]
     assert [(1, 0), (1, 0), (0, 2)] == [(int(line.split()[0]), int(line.split()[-1])) for line in leases]
-    assert "2,3 of group 1, adopted from writer 0" in leases[0]
-    assert "the writer, adopted from writer 0" in leases[1]
+    assert "2,3 of group 1, of writer 0" in leases[0]
+    assert "the writer, of writer 0" in leases[1]
     assert "writer 2, slot 32, offset 0" in one
 
 
@@ -50,7 +50,7 @@ def test_dump_shows_the_leases_of_a_dead_writer_among_all() -> None:
         dead.kill()
         brief, everything = (piped("dump", writer.name, *more).out for more in ((), ("--all",)))
     assert 0 == brief.count("its writer is dead")
-    assert 2 == everything.count("nobody (its writer is dead), adopted from writer 0")
+    assert 2 == everything.count("nobody (its writer is dead), of writer 0")
 
 
 def test_the_ring_shows_the_arenas_one_after_the_other() -> None:

@@ -195,8 +195,8 @@ def test_of_several_writers_each_has_a_record_and_the_facts_are_their_sums() -> 
     facts = snapshot.facts
     states = [(w.index, w.state, w.pid) for w in facts.writers]
     assert [(0, "alive", os.getpid()), (1, "alive", alive.pid), (2, "dead", dead.pid)] == states
-    assert [(6, 3, 2), (1, 2, 2), (1, 2, 2)] == [(w.puts, w.hits, w.adopted) for w in facts.writers]
-    assert (8, 7, 6, 7 / 15) == (facts.puts, facts.hits, facts.adopted, facts.hit_ratio)
+    assert [(6, 3, 2), (1, 2, 2), (1, 2, 2)] == [(w.puts, w.hits, w.remote_hits) for w in facts.writers]
+    assert (8, 7, 6, 7 / 15) == (facts.puts, facts.hits, facts.remote_hits, facts.hit_ratio)
     assert 3 * 16 == facts.max_objects == sum(w.max_objects for w in facts.writers)
     assert 3 << 16 == facts.capacity == sum(w.capacity for w in facts.writers)
     assert 9 + 3 + 3 == len(snapshot.leases)
@@ -207,22 +207,22 @@ def test_of_several_writers_each_has_a_record_and_the_facts_are_their_sums() -> 
     assert sum(slot.span for slot in snapshot.slots) == facts.used_bytes
 
 
-def test_a_record_says_whose_an_object_is_and_who_adopted_it() -> None:
+def test_a_record_says_whose_an_object_is_and_who_leases_it() -> None:
     with three_writers() as (writer, (_, dead)):
         with StoreInspector.open(writer.name) as inspector:
-            assert (1, 2) == inspector.find(key="key-1").adopted_by
+            assert (1, 2) == inspector.find(key="key-1").leased_by
             dead.kill()
             writer.get_cached("own-2", group=1)
             slots, leases, readers = inspector.slots(), inspector.leases(), inspector.readers()
-        adopted = {(s.key, s.writer, s.kind): s.adopted_by for s in slots if s.adopted_by or s.writer}
+        leased = {(s.key, s.writer, s.kind): s.leased_by for s in slots if s.leased_by or s.writer}
         assert {
             ("key-1", 0, None): (1,),
             ("key-2", 0, None): (1,),
             ("own-1", 1, "image"): (),
             ("own-2", 2, "image"): (0,),
-        } == adopted
+        } == leased
         assert [0, 0] == [slot.offset for slot in slots if slot.writer]
-        of_others = [(e.writer, e.adopted_from, e.group, e.held, e.waiting_for, e.void) for e in leases]
+        of_others = [(e.writer, e.remote_owner, e.group, e.held, e.waiting_for, e.void) for e in leases]
         assert [
             (1, 0, 1, False, (2, 3), False),
             (1, 0, None, True, (0, 1, 2, 3), False),

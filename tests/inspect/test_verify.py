@@ -130,7 +130,7 @@ def damages_of_several(path: Path) -> dict[str, list[tuple[int, int]]]:
     slots, entries = peek(path, FIELDS["max_objects"]), peek(path, FIELDS["max_leases"])
     return {
         "used": [(of_writer(path, 1, FIELDS["used_bytes"]), 64)],
-        "adopting": [(of_writer(path, 1, FIELDS["adopting"]), slots + 1)],
+        "pinning": [(of_writer(path, 1, FIELDS["pinning"]), slots + 1)],
         "holds": [(first_at(path, 1, 3 * slots - 1), 1)],
         "unlisted": [(first_at(path, 1, 0), 0)],
         "lease_object": [(of_writer(path, 1, lease_at(path, 1, "id")), 77)],
@@ -140,12 +140,12 @@ def damages_of_several(path: Path) -> dict[str, list[tuple[int, int]]]:
     }
 
 
-OF_SEVERAL = ("used", "adopting", "holds", "unlisted", "lease_object", "base", "ack", "pin_count")
+OF_SEVERAL = ("used", "pinning", "holds", "unlisted", "lease_object", "base", "ack", "pin_count")
 
 
 def test_every_kind_of_finding_has_a_damage_that_makes_it(store: tuple[Path, object, object]) -> None:
     assert {kind.lower() for kind in HEADER_KINDS} - {"inspect_h"} == set(KINDS)
-    assert set(KINDS) == set(damages(store[0])) | {"adopting", "holds", "unlisted"}
+    assert set(KINDS) == set(damages(store[0])) | {"pinning", "holds", "unlisted"}
     assert set(OF_SEVERAL) == set(damages_of_several(store[0]))
 
 
@@ -174,7 +174,7 @@ def test_each_arena_is_judged_by_its_own_writer() -> None:
         path = SHM / writer.name
         dead.kill()
         assert () == verify(path.name).findings
-        poke(path, of_writer(path, 2, FIELDS["adopting"]), 1)
+        poke(path, of_writer(path, 2, FIELDS["pinning"]), 1)
         poke(path, of_writer(path, 2, lease_at(path, 1, "id")), 77)
         assert () == verify(path.name).findings, "pins and leases of a dead writer on objects of others are void"
         poke(path, of_writer(path, 2, FIELDS["used_bytes"]), 64)
@@ -189,7 +189,7 @@ def test_each_arena_is_judged_by_its_own_writer() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"adopting", "holds", "unlisted"}))
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"pinning", "holds", "unlisted"}))
 def test_damage_is_found_and_the_store_sound_again_without_it(kind: str, store: tuple[Path, object, object]) -> None:
     path = store[0]
     assert verify(path.name).ok

@@ -195,7 +195,7 @@ def test_a_hit_on_another_server_s_item_brings_the_prompt_updates() -> None:
         assert isinstance(again, ObjectRef)
         assert ([update("a")], ref.monotonic_id) == (updates, again.monotonic_id)
         assert ref.lease != again.lease or ref.tag != again.tag
-        assert (1, 0, 1) == (other.make_stats().hits, other.writer.stats().puts, other.writer.stats().adopted)
+        assert (1, 0, 1) == (other.make_stats().hits, other.writer.stats().puts, other.writer.stats().remote_hits)
 
 
 def test_what_two_servers_miss_at_once_is_stored_twice_and_either_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

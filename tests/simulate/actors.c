@@ -149,27 +149,27 @@ static void hand_out(actor *me, shms_writer *w, const char *key, bool put) {
     free(b.items);
     shms_ref ref = {0};
     shms_ref_unpack(&ref, b.ref);
-    bool adopted = ref.slot / slots != w->seg.arena;
+    bool remote = ref.slot / slots != w->seg.arena;
     for (int r = 0; r < RANKS; r++)
         ranks &= ~((uint32_t)(lives[r] != actors[WRITERS + r].life) << r);
     if (rc == SHMS_OK && !put) {
-        counted.adopted += adopted;
-        me->counters.adopted += adopted;
-        if (!adopted)
+        counted.remote += remote;
+        me->counters.remote_hits += remote;
+        if (!remote)
             MUST("id of a hit", before.id, ref.id);
     }
     promise *p = rc == SHMS_OK && leased ? place(w) : NULL;
     if (p) { /* a rank that has died in the call, and its successor, are not expected */
-        *p = (promise){.by = current, .key = *key, .adopted = adopted, .held = held, .group = group};
+        *p = (promise){.by = current, .key = *key, .remote = remote, .held = held, .group = group};
         p->ranks = ranks & attached() & ranks_of(group);
-        p->mark = put ? mark : adopted ? 0 : before.mark;
-        p->since = put ? began : adopted ? 0 : before.since;
+        p->mark = put ? mark : remote ? 0 : before.mark;
+        p->since = put ? began : remote ? 0 : before.since;
         memcpy(p->ref, b.ref, SHMS_REF_SIZE);
     }
     books(me);
     if (!put && rc == SHMS_ENOTFOUND)
         MUST("what a hit has missed", 0, me->own[which].id);
-    if (p && !adopted && not_deleted(p)) {
+    if (p && !remote && not_deleted(p)) {
         uint8_t extra[LONGEST_EXTRA];
         uint64_t size = sizeof extra;
         alone(true);

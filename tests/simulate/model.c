@@ -46,9 +46,9 @@ void views_are_whole(void) {
 
 bool counts(const promise *p) { return p->ranks || p->held; }
 void forget(promise *p) { p->ranks = 0, p->held = false; }
-void promises_end(int by, bool only_adopted) {
+void promises_end(int by, bool only_remote) {
     for (int i = 0; i < PROMISES; i++)
-        if (promises[i].by == by && (promises[i].adopted || !only_adopted))
+        if (promises[i].by == by && (promises[i].remote || !only_remote))
             forget(&promises[i]);
 }
 void rank_forgets(int rank) {
@@ -67,7 +67,7 @@ uint32_t attached(void) {
 uint32_t ranks_of(uint32_t group) { return group == 0 || groups == 1 ? UINT32_MAX : group == 1 ? 1 : ~1u; }
 /* Of its writer's arena, and no delete of its key has been under way since its put began? Then it is found. */
 bool not_deleted(const promise *p) {
-    if (p->adopted || p->since <= deleted[p->key - 'a'] || !actors[p->by].lives || !actors[p->by].w)
+    if (p->remote || p->since <= deleted[p->key - 'a'] || !actors[p->by].lives || !actors[p->by].w)
         return false;
     for (int a = 0; a < WRITERS; a++)
         if (actors[a].deleting >> (p->key - 'a') & 1)

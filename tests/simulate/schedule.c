@@ -224,9 +224,9 @@ int main(int argc, char **argv) {
     }
     fprintf(stderr, "\n");
     printf("seeds %" PRIu64 " to %" PRIu64 ": %" PRIu64 " steps, %" PRIu64 " calls, %" PRIu64 " deaths, %" PRIu64
-           " stops, %" PRIu64 " reads, %" PRIu64 " finds, %" PRIu64 " adoptions, %" PRIu64 " refusals, %" PRIu64
+           " stops, %" PRIu64 " reads, %" PRIu64 " finds, %" PRIu64 " remote hits, %" PRIu64 " refusals, %" PRIu64
            " failures of the system; nothing found\n",
            first, s - 1, counted.steps, counted.calls, counted.deaths, counted.stops, counted.reads, counted.finds,
-           counted.adopted, counted.refused, counted.failed);
+           counted.remote, counted.refused, counted.failed);
     return 0;
 }

@@ -33,7 +33,7 @@ typedef struct promise {
     uint64_t since; /* when its object's put began; 0: not known */
     int by;
     char key;
-    bool adopted, held;
+    bool remote, held;
     uint32_t group;
     uint32_t ranks, taking; /* those that are reading it */
 } promise;
@@ -88,7 +88,7 @@ extern bool acting; /* an actor goes on, and not the simulator */
 extern bool ending; /* nobody dies or stops any more; each ends after its call */
 extern const char *name;
 extern struct counted {
-    uint64_t steps, calls, deaths, stops, reads, finds, adopted, refused, failed;
+    uint64_t steps, calls, deaths, stops, reads, finds, remote, refused, failed;
 } counted;
 
 static inline actor *self(void) { return &actors[current]; }
@@ -132,7 +132,7 @@ void views_are_whole(void);
 
 bool counts(const promise *p);
 void forget(promise *p);
-void promises_end(int by, bool only_adopted);
+void promises_end(int by, bool only_remote);
 void rank_forgets(int rank);
 uint32_t attached(void);
 uint32_t ranks_of(uint32_t group);

@@ -270,7 +270,7 @@ def test_what_is_protected_of_another_stays_until_the_block_ends(three: list[Obj
     with second.protect(["absent", "k"]):
         assert is_held(first)
         after = second.stats()
-        assert (after.hits, after.adopted, after.open_leases) == (before.hits, before.adopted, 1)
+        assert (after.hits, after.remote_hits, after.open_leases) == (before.hits, before.remote_hits, 1)
     assert second.stats().open_leases == 0
     assert not is_held(first)
 

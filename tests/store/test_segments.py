@@ -334,7 +334,7 @@ GEOMETRY = [
 ]
 # Fields that can be any number: only people read them, or recover computes them again.
 FREE_FIELDS = [
-    *("pid", "used_bytes", "objects", "open_leases", "hand", "small_hand", "stays", "adopting", "releases"),
+    *("pid", "used_bytes", "objects", "open_leases", "hand", "small_hand", "stays", "pinning", "releases"),
     *("retirements", "drops", "more", "tier", "cleared", "reserved", "epoch", "counters"),
 ]
 # Some of their values contradict what is stored; the others can be any.

@@ -179,7 +179,10 @@ def test_create_removes_what_killed_writers_left_under_generated_names(
 
 
 def test_create_leaves_what_was_meant_to_stay(stores: Stores, leftovers: list[str]) -> None:
-    chosen = [acknowledged_by(KILLED, f"shmstore-chosen-{store_name()}"), acknowledged_by("writer.close(unlink=False);" + KILLED)]
+    chosen = [
+        acknowledged_by(KILLED, f"shmstore-chosen-{store_name()}"),
+        acknowledged_by("writer.close(unlink=False);" + KILLED),
+    ]
     leftovers.extend(chosen)
     stores.create(4096)
     assert chosen == [name for name in chosen if (SHM / name).exists()]

@@ -181,7 +181,7 @@ def test_api_servers_share_what_either_has_stored_and_the_last_one_ends_their_st
         sent, updates = other.get_and_update_item(None, "a")
         assert [] == list(updates)
         assert same(whole, received(cache, sent))
-        assert (0, 1) == (other.writer.stats().puts, other.writer.stats().adopted)
+        assert (0, 1) == (other.writer.stats().puts, other.writer.stats().remote_hits)
     finally:
         one.close()
         other.close()

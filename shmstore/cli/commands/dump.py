@@ -127,7 +127,7 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
     )
     console.print(
         f"  {counted(facts.puts, 'put')}, {counted(facts.hits, 'hit')}"
-        f"{'' if one else f' ({facts.adopted} adopted)'}, {counted(facts.misses, 'miss', 'misses')}, "
+        f"{'' if one else f' ({facts.remote_hits} remote)'}, {counted(facts.misses, 'miss', 'misses')}, "
         f"{counted(facts.finds, 'find')} by readers, {counted(facts.find_misses, 'find miss', 'find misses')} "
         f"(hit ratio {hit_ratio(facts)}), {counted(facts.evictions, 'eviction')}, {counted(facts.deletes, 'delete')}, "
         f"{counted(facts.refusals, 'refusal')}, {counted(facts.cancels, 'cancel')}; "
@@ -179,7 +179,7 @@ _SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
     "age": lambda slot: "-" if slot.stored_at is None else age(slot.stored_at),
     "pinned by": lambda slot: _ranks(slot.pinned_by),
     "leased to": _lessees,
-    "adopted by": lambda slot: _ranks(slot.adopted_by),
+    "leased by": lambda slot: _ranks(slot.leased_by),
     "state": _flags,
     "kind": lambda slot: _short_key(slot.kind or ""),
     "namespace": lambda slot: _short_key(slot.namespace or ""),
@@ -192,7 +192,7 @@ def _slots_table(console: Console, snapshot: StoreSnapshot, everything: bool) ->
     if not everything and len(slots) > _ROWS:
         title = f"objects: {_ROWS} of {len(slots)} (--all: all), held ones first, then the largest"
         slots = tuple(sorted(slots, key=lambda slot: (mark_of(slot) in (LIVE, DELETED), -slot.span))[:_ROWS])
-    optional = {"adopted by": "adopted_by", "kind": "kind", "namespace": "namespace"}
+    optional = {"leased by": "leased_by", "kind": "kind", "namespace": "namespace"}
     left_out = {name for name, field in optional.items() if not any(getattr(slot, field) for slot in slots)}
     if len(snapshot.facts.writers) == 1:
         left_out.add("writer")
@@ -211,7 +211,7 @@ def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool
         waiting = "the writer" if lease.held else _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
         waiting += "" if lease.group is None else f" of group {lease.group}"
         waiting = "nobody (its writer is dead)" if lease.void else waiting
-        waiting += "" if lease.adopted_from is None else f", adopted from writer {lease.adopted_from}"
+        waiting += "" if lease.remote_owner is None else f", of writer {lease.remote_owner}"
         numbers = (lease.number, lease.entry, lease.slot, lease.object_id)
         table.add_row(*map(str, (lease.writer, *numbers) if several else numbers), span(lease.age_seconds), waiting)
     console.print(table)

@@ -143,7 +143,7 @@ _WRITER_COLUMNS: dict[str, Callable[[WriterInfo], str]] = {
     "leases": lambda writer: str(writer.open_leases),
     "puts": lambda writer: str(writer.puts),
     "hits": lambda writer: str(writer.hits),
-    "adopted": lambda writer: str(writer.adopted),
+    "remote": lambda writer: str(writer.remote_hits),
     "hit ratio": lambda writer: hit_ratio(writer),
     "evictions": lambda writer: str(writer.evictions),
     "refusals": lambda writer: str(writer.refusals),

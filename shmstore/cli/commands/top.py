@@ -47,7 +47,7 @@ from shmstore.inspect.segments import Verdicts, find_segments, look_at
 from shmstore.store.stats import MORE_HITS, Counts, KindStats
 
 _RATES = (
-    *("puts", "put_bytes", "hits", "adopted", "misses", "finds", "find_misses", "evictions", "refusals"),
+    *("puts", "put_bytes", "hits", "remote_hits", "misses", "finds", "find_misses", "evictions", "refusals"),
     *MORE_HITS.values(),
 )
 
@@ -217,8 +217,8 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     head.append(f"oldest unread {'-' if oldest is None else span(oldest)}")
     used = Text(f"{size(facts.used_bytes)} of {size(facts.capacity)}  ") + _bar(facts, 40)
     table = make_table(console, "", "", "per second", "total", left=("",))
-    adopted = (("adopted", "hits on objects of other writers"),) if several else ()
-    labels = (("puts", "puts"), ("put_bytes", "bytes put"), ("hits", "hits"), *adopted, ("misses", "misses"))
+    remote = (("remote_hits", "remote hits"),) if several else ()
+    labels = (("puts", "puts"), ("put_bytes", "bytes put"), ("hits", "hits"), *remote, ("misses", "misses"))
     labels += (("finds", "finds by readers"), ("find_misses", "find misses"))
     for name, label in labels:
         per_second = size if name == "put_bytes" else "{:.1f}".format

@@ -1,17 +1,17 @@
 /*
- * adopt.h - adoption: how a writer finds, pins and leases objects of other writers (remote ones).
+ * remote.h - remote hits: how a writer finds, pins and leases objects of other writers.
  *
  * The writer never waits for the owner of an object, and the owner never for it. Both write words of their own:
  *
- * `adopting` names the one slot that it has pinned, and `first` in its row of holds the list of its leases on a slot.
+ * `pinning` names the one slot that it has pinned, and `first` in its row of holds the list of its leases on a slot.
  * `used` and `dropped` in the row tell the owner what this writer would do with an object of its own. Other writers read
  * `dropped`, too, so a deletion does not wait for an owner that is idle or dead. The section on several writers in
  * docs/concepts/protocol.md has the steps and the argument.
  *
  * Slots have their numbers of all arenas here.
  */
-#ifndef SHMS_ADOPT_H
-#define SHMS_ADOPT_H
+#ifndef SHMS_REMOTE_H
+#define SHMS_REMOTE_H
 
 #include "writer.h"
 
@@ -32,8 +32,8 @@ void shms_holds_unpin(const shms_segment *seg, uint32_t slot);
 /* The slot of an object of another writer that may be handed out, and its words in `seen`; or SHMS_NONE. */
 uint32_t shms_look_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen);
 /* B1 to B5: leases what was found, with a taken entry. False if it was evicted; then the entry is free again. */
-bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
-                uint8_t *out);
+bool shms_hit_remote(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
+                     uint8_t *out);
 /* Opens a held lease on another writer's object of this key, which is no hit: 1. 0 if there is none, or if the key is here.
  * The mutex is held, and may be yielded. SHMS_ENOLEASE, ECORRUPT, ECLOSED */
 int shms_keep_remote(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);

@@ -1,7 +1,7 @@
 /*
- * adopt.c - see adopt.h. Only what leases pins, because the owner takes what is pinned for held.
+ * remote.c - see remote.h. Only what leases pins, because the owner takes what is pinned for held.
  */
-#include "adopt.h"
+#include "remote.h"
 
 #include "directory.h"
 #include "find.h"
@@ -14,9 +14,9 @@
 static void release_all(const shms_segment *seg) {
     shms_holds *row = shms_holds_row(seg);
     uint32_t slots = shms_all_slots(&seg->layout);
-    uint64_t pinned = shms_get(&seg->writer->adopting) - 1;
+    uint64_t pinned = shms_get(&seg->writer->pinning) - 1;
     SHMS_STEP("J1"); /* pairs with W3h */
-    atomic_store_explicit(&seg->writer->adopting, 0, memory_order_release);
+    atomic_store_explicit(&seg->writer->pinning, 0, memory_order_release);
     if (pinned < slots)
         shms_holds_count(seg, (uint32_t)pinned);
     for (uint32_t s = 0; s < slots; s++)
@@ -67,7 +67,7 @@ void shms_holds_begin(const shms_segment *seg, bool keep) {
 
 static void pin(const shms_segment *seg, uint32_t slot) {
     SHMS_STEP("B1"); /* pairs with W3h */
-    atomic_store_explicit(&seg->writer->adopting, slot + 1, memory_order_seq_cst);
+    atomic_store_explicit(&seg->writer->pinning, slot + 1, memory_order_seq_cst);
 }
 
 bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {
@@ -91,7 +91,7 @@ int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id, bo
 
 void shms_holds_unpin(const shms_segment *seg, uint32_t slot) {
     SHMS_STEP("B5"); /* pairs with W3h: an owner that misses the pin sees what B4 has stored */
-    atomic_store_explicit(&seg->writer->adopting, 0, memory_order_release);
+    atomic_store_explicit(&seg->writer->pinning, 0, memory_order_release);
     shms_holds_count(seg, slot);
 }
 
@@ -99,8 +99,8 @@ uint32_t shms_look_remote(struct shms_writer *w, uint64_t hash, const char *key,
     return shms_has_others(w) ? shms_find_key(&w->seg, &w->index, w->seg.arena, hash, key, key_len, seen) : SHMS_NONE;
 }
 
-bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
-                uint8_t *out) {
+bool shms_hit_remote(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
+                     uint8_t *out) {
     if (!shms_holds_pin(&w->seg, slot, id)) {
         shms_leases_untake(&w->leases, entry);
         return false;
@@ -123,7 +123,7 @@ int shms_keep_remote(struct shms_writer *w, const char *key, uint32_t key_len, u
     uint32_t entry = shms_reclaim_lease(w, &(bool){false}); /* the id is asked again under the pin */
     if (entry == SHMS_NONE)
         return w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
-    return shms_adopt(w, slot, shms_get(&seen.id), entry, 0, true, out);
+    return shms_hit_remote(w, slot, shms_get(&seen.id), entry, 0, true, out);
 }
 
 void shms_use_remote(struct shms_writer *w, uint32_t slot) {

@@ -1,5 +1,5 @@
-/* test_adoption_deaths.c - A, B or the rank is killed before each of its steps, and so is each successor; see adoption.h. */
-#include "adoption.h"
+/* test_remote_deaths.c - A, B or the rank is killed before each of its steps, and so is each successor; see remote.h. */
+#include "remote.h"
 
 /* Which arena is whose matters to few steps: if A has the second one, at every 8th of them. */
 #define STRIDE (arena_of_a ? 8u * EACH_DEATH : 1u * EACH_DEATH)
@@ -107,13 +107,13 @@ static void all_of_a(void) {
     a_clear();
 }
 
-static int adopt_at;
-static void b_adopts_before_w2(void) {
-    if (++meetings == adopt_at)
+static int hit_at;
+static void b_hits_before_w2(void) {
+    if (++meetings == hit_at)
         b_hit_both();
 }
-static void b_adopts_one_before_w2(void) {
-    if (++meetings == adopt_at)
+static void b_hits_one_before_w2(void) {
+    if (++meetings == hit_at)
         b_hit_read();
 }
 
@@ -123,7 +123,7 @@ static uint64_t a_dies_anywhere(void (*act)(void), int at, bool taken) {
         b_put();
         die(&a);
         meetings = 0;
-        adopt_at = at;
+        hit_at = at;
         bool more = killed(all_of_a, k, act);
         views_are_whole();
         b_is_kept();
@@ -144,9 +144,9 @@ static void all_of_rank(void) {
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     meet();
     for (int i = 0; i < promises->n; i++)
-        if (promises->at[i].adopted && i % 2)
+        if (promises->at[i].remote && i % 2)
             CHECK(shms_reader_release(r, promises->at[i].ref) >= 0);
-        else if (promises->at[i].adopted)
+        else if (promises->at[i].remote)
             keep(view_of(r, promises->at[i].ref), promises->at[i].mark);
     release_views();
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
@@ -158,7 +158,7 @@ static uint64_t rank_dies_anywhere(bool succeeded) {
         release_views();
         shms_reader_free(r);
         all_promises_end();
-        bool more = killed(all_of_rank, k, b_adopts_all);
+        bool more = killed(all_of_rank, k, b_hits_all);
         all_promises_end();
         r = NULL;
         if (succeeded)
@@ -174,8 +174,8 @@ static void deaths(void) {
         CHECK(b_dies_anywhere(succeeded, false) > 100);
         CHECK(rank_dies_anywhere(succeeded) > 20);
         for (int at = 0; at < 3; at++) {
-            CHECK(a_dies_anywhere(b_adopts_before_w2, at, succeeded) > 130);
-            CHECK(a_dies_anywhere(b_adopts_one_before_w2, at, succeeded) > 130);
+            CHECK(a_dies_anywhere(b_hits_before_w2, at, succeeded) > 130);
+            CHECK(a_dies_anywhere(b_hits_one_before_w2, at, succeeded) > 130);
             CHECK(meetings > at);
         }
     }

@@ -1,5 +1,5 @@
-/* test_adoption.c - each whole operation of A, B or the rank runs at each step of the others; see adoption.h. */
-#include "adoption.h"
+/* test_remote_steps.c - each whole operation of A, B or the rank runs at each step of the others; see remote.h. */
+#include "remote.h"
 
 #define EACH(table)                                                                                                    \
     size_t i_##table = 0;                                                                                              \
@@ -28,12 +28,12 @@ static void at_each_step(void) {
         }
         kept_leases = 0;
         steps += interleave(b_hit_chain, of_a[i_of_a], b_is_kept);
-        steps += interleave(b_adopts_all, of_a[i_of_a], b_is_kept);
+        steps += interleave(b_hits_all, of_a[i_of_a], b_is_kept);
         CHECK(kept_leases > 20 / EACH_RUN);
     }
     for (EACH(of_a_between)) {
         kept_leases = 0;
-        steps += interleave(b_adopts_all, b_is_kept_here, of_a_between[i_of_a_between]);
+        steps += interleave(b_hits_all, b_is_kept_here, of_a_between[i_of_a_between]);
         CHECK(kept_leases > 5 / EACH_RUN);
     }
     for (EACH(of_b))
@@ -78,7 +78,7 @@ static uint64_t a_first_attachment_is_no_death(void (*whole)(void), void (*other
 }
 
 TEST(no_promise_is_broken_whatever_one_does_at_a_step_of_another) {
-    open_world("adoption");
+    open_world("remote");
     at_each_step();
 }
 

@@ -1,11 +1,11 @@
 /*
- * adoption.pml - several writers, as in docs/concepts/protocol.md. Writer A owns a slot. Writer B adopts what is in it: it
+ * remote.pml - several writers, as in docs/concepts/protocol.md. Writer A owns a slot. Writer B hands out what is in it: it
  * opens leases of its own there. NR ranks read what A and B hand out; rank r is group r+1. Each of them may be killed at
  * any moment and be succeeded.
  *
  * - Steps, labels and ghosts are as in protocol.pml. B has a count of pins for each slot here, and an entry has its slot,
  *   group and next entry in words of their own. README.md says why the code needs less.
- * - A adopts nothing, because a writer's words for others' slots and its own slots have nothing to do with each other.
+ * - A hands out nothing of B, because a writer's words for others' slots and its own slots have nothing to do with each other.
  * - The words of an entry are stored in one step, because its number is 0 then.
  * - Ranks and both writers have attached. What goes on inside a put, an attachment or a hand-out of A's is coarse here.
  *
@@ -232,7 +232,7 @@ end:    do :: atomic { na < ADEATHS && !adone && wlock[WA] -> na++; dying = THE_
         od
 }
 
-/* ---------------------------------------------------------------- B adopts what is in A's slot */
+/* ---------------------------------------------------------------- B hands out what is in A's slot */
 
 #ifdef MUT_B1_RELAXED
 #define PIN sbB = 1
@@ -303,7 +303,7 @@ inline send()              /* reference h, of a lease for group g; perhaps the g
         atomic { SEND(0); SECOND(SEND(1)); h = 0; g = 0 }
 }
 
-inline adopt()
+inline hit_remote()
 {
         PIN;                                                                        /* B1: */
 #if defined(MUT_NO_B2)
@@ -403,7 +403,7 @@ again:
 #endif
                 published[WB] = nextseq[WB];                                        /* V4: */
 attached:       do
-                :: atomic { MAY_OPEN -> FREE_ENTRY; n++; CHOOSE }; adopt()
+                :: atomic { MAY_OPEN -> FREE_ENTRY; n++; CHOOSE }; hit_remote()
                 :: atomic { MAY_CLOSE -> OPEN_ENTRY; n++; h = lseq[e] };
                    atomic { CLOSE(e); SETTLED(0,h); SECOND(SETTLED(1,h)); h = 0 };          /* C1: cancel, or complete */
                    unlink(); atomic { e = 0 }

@@ -1,24 +1,24 @@
 /*
- * adoption.h - writer A evicts and is succeeded, writer B adopts A's objects, and a rank reads them.
+ * remote.h - writer A evicts and is succeeded, writer B hands out A's objects, and a rank reads them.
  *
  * A's arena has 16 units of 64 bytes and four objects. Rank 0 has a view of `held` and is promised `owed`; `read` and
  * `cold` may go. Rank 1 never attaches. Two files do two things with that:
  *
- * 1. test_adoption.c: each whole operation of one runs at each step of the others.
- * 2. test_adoption_deaths.c: A, B or the rank is a process of its own, which is killed before each of its steps. So is each
+ * 1. test_remote_steps.c: each whole operation of one runs at each step of the others.
+ * 2. test_remote_deaths.c: A, B or the rank is a process of its own, which is killed before each of its steps. So is each
  *    successor.
  *
  * Whatever happens: no byte under a view changes, every open promise can be taken, and once nobody holds anything, A
  * can evict everything, B has all its lease entries, and an inspector finds nothing.
  */
-#ifndef SHMS_TEST_ADOPTION_H
-#define SHMS_TEST_ADOPTION_H
+#ifndef SHMS_TEST_REMOTE_H
+#define SHMS_TEST_REMOTE_H
 
 #include <pthread.h>
 #include <sched.h>
 
 #include "inspect/inspect.h"
-#include "store/adopt.h"
+#include "store/remote.h"
 #include "store/hand.h"
 #include "support.h"
 
@@ -38,7 +38,7 @@ static uint8_t ref[SHMS_REF_SIZE];
 static shms_view *views[64];
 static uint64_t mark_of[64];
 static int n_views;
-static uint32_t half = SHMS_NONE; /* the slot of a half adoption */
+static uint32_t half = SHMS_NONE; /* the slot of a half a remote hit */
 
 /* References that rank 0 may count on. Processes share them. */
 static struct promises {
@@ -47,7 +47,7 @@ static struct promises {
         uint8_t ref[SHMS_REF_SIZE];
         uint64_t mark;
         int by;
-        bool open, adopted;
+        bool open, remote;
     } at[PROMISES];
 } *promises;
 
@@ -74,10 +74,10 @@ static void release_views(void) {
     n_views = 0;
 }
 
-static struct promise *promise(int by, const uint8_t *ref, uint64_t mark, bool adopted) {
+static struct promise *promise(int by, const uint8_t *ref, uint64_t mark, bool remote) {
     CHECK(promises->n < PROMISES);
     struct promise *p = &promises->at[promises->n];
-    *p = (struct promise){.mark = mark, .by = by, .adopted = adopted, .open = true};
+    *p = (struct promise){.mark = mark, .by = by, .remote = remote, .open = true};
     memcpy(p->ref, ref, SHMS_REF_SIZE);
     promises->n++;
     return p;
@@ -86,7 +86,7 @@ static struct promise *promise(int by, const uint8_t *ref, uint64_t mark, bool a
 /* The nth last that B has made on an object of A's. */
 static struct promise *last_of_b(uint64_t mark, int nth) {
     for (int i = promises->n; i-- > 0;)
-        if (promises->at[i].by == B && promises->at[i].adopted && promises->at[i].mark == mark && nth-- == 0)
+        if (promises->at[i].by == B && promises->at[i].remote && promises->at[i].mark == mark && nth-- == 0)
             return &promises->at[i];
     return NULL;
 }
@@ -96,9 +96,9 @@ static void all_promises_end(void) {
         promises->at[i].open = false;
 }
 
-static void promises_end(int by, bool adopted) {
+static void promises_end(int by, bool remote) {
     for (int i = 0; i < promises->n; i++)
-        if (promises->at[i].by == by && promises->at[i].adopted == adopted)
+        if (promises->at[i].by == by && promises->at[i].remote == remote)
             promises->at[i].open = false;
 }
 
@@ -249,7 +249,7 @@ static void b_hit_and_cancel(void) {
     b_cancels(READ, 0);
 }
 
-/* Half an adoption: B stands between B2 and B4. */
+/* Half of a remote hit: B stands between B2 and B4. */
 static void b_pins(void) {
     shms_slot seen;
     half = shms_look_remote(b, shms_key_hash(b, "read", 4), "read", 4, &seen);
@@ -282,7 +282,7 @@ static void b_address(void) {
     if (last_of_b(COLD, 0))
         last_of_b(COLD, 0)->open = false;
 }
-static void b_adopts_all(void) {
+static void b_hits_all(void) {
     for (int i = OWED; i < OBJECTS; i++)
         b_hit(i);
     b_address();
@@ -320,7 +320,7 @@ static bool has_lease(const struct promise *p) {
 static void what_b_promises(void) {
     for (int i = 0; i < promises->n; i++) {
         const struct promise *p = &promises->at[i];
-        was_open[i] = p->open && p->by == B && p->adopted && has_lease(p);
+        was_open[i] = p->open && p->by == B && p->remote && has_lease(p);
     }
 }
 /* Of these, all are still good, but for those whose objects have gone. */
@@ -362,7 +362,7 @@ static void b_is_kept(void) { /* its successor keeps the leases, on a thread, be
     if (!evicting)
         join_heir();
     while (heir_runs && !atomic_load(&heir_done) &&
-           !shms_get(&shms_segment_writer(&a->seg, (uint32_t)!arena_of_a)->adopting))
+           !shms_get(&shms_segment_writer(&a->seg, (uint32_t)!arena_of_a)->pinning))
         sched_yield();
 }
 static void b_is_kept_here(void) { /* with steps of its own */
