@@ -45,7 +45,7 @@ typedef struct shms_batch_item {
 typedef struct shms_batch {
     int32_t keep; /* 1: committed, or nothing to undo */
     uint8_t ref[SHMS_REF_SIZE]; /* of the last hand-out */
-    shms_ticket ticket; /* of the last _begin */
+    shms_pending pending; /* of the last _begin */
     shms_refusal refusal; /* why the last call was refused */
     shms_batch_item *items; /* private from here */
     uint32_t n_items, room;

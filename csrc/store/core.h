@@ -40,7 +40,7 @@ typedef struct shms_ref {
 } shms_ref;
 
 /* Space that is being written, between shms_batch_begin and shms_batch_commit or _undo. */
-typedef struct shms_ticket {
+typedef struct shms_pending {
     char *payload;
     uint64_t payload_size;
     uint64_t id;
@@ -49,7 +49,7 @@ typedef struct shms_ticket {
     uint32_t entry;
     uint32_t group; /* as in shms_put */
     int32_t hold;
-} shms_ticket;
+} shms_pending;
 
 /* Bytes of the caller's, and where in the payload they go. If size is not 0, address is not 0. */
 typedef struct shms_piece {

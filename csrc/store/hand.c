@@ -50,7 +50,7 @@ void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry) 
     w->free_slots[w->n_free_slots++] = slot;
     shms_leases_untake(&w->leases, entry);
     shms_room_made(w);
-    shms_writer_ticket_ended(w, entry);
+    shms_writer_pending_ended(w, entry);
 }
 
 void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {

@@ -122,7 +122,7 @@ int shms_writer_enter_to_end(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
-void shms_writer_ticket_ended(struct shms_writer *w, uint32_t entry) {
+void shms_writer_pending_ended(struct shms_writer *w, uint32_t entry) {
     w->leased -= entry != SHMS_NONE;
     if (--w->unfinished == 0 && w->closed)
         shms_segment_unlock(&w->seg, w->unlinks);

@@ -22,10 +22,10 @@ int shms_writer_enter_to_place(struct shms_writer *w);
 int shms_writer_leave_place(struct shms_writer *w, int rc);
 /* Takes both, also in a writer without an arena, which only its close can enter. */
 int shms_writer_enter_to_close(struct shms_writer *w);
-/* For calls that end a ticket: also enters a closed writer whose last ticket has not ended. */
+/* For calls that end a pending put: also enters a closed writer whose last pending put has not ended. */
 int shms_writer_enter_to_end(struct shms_writer *w);
-/* Call it when a ticket's slot has left WRITING. The last ticket of a closed writer releases its lock. */
-void shms_writer_ticket_ended(struct shms_writer *w, uint32_t entry);
+/* Call it when a pending put's slot has left WRITING. The last pending put of a closed writer releases its lock. */
+void shms_writer_pending_ended(struct shms_writer *w, uint32_t entry);
 /* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */
 bool shms_writer_yield(struct shms_writer *w);
 /* Wakes the threads that wait. Call it after this process has released something that kept them out. */

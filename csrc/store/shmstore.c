@@ -125,7 +125,7 @@ int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload,
         shms_uncommitted_abort(u);
         return rc;
     }
-    *payload = u->batch.ticket.payload;
+    *payload = u->batch.pending.payload;
     *out = u;
     return SHMS_OK;
 }

@@ -226,7 +226,7 @@ static int end(struct shms_writer *w, int unlinks, bool stays) {
     if (stays && !shms_has_no_arena(w))
         stay(w, SHMS_BEYOND_DEATH);
     w->unlinks = unlinks;
-    if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
+    if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of pending puts still write */
         shms_segment_unlock(&w->seg, unlinks);
     return shms_writer_leave_place(w, SHMS_OK);
 }

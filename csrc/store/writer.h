@@ -68,7 +68,7 @@ struct shms_writer {
     uint8_t *protected;   /* per slot: is it protected? */
     uint32_t *free_slots; /* stack; the slots that are deleted but protected are listed after it, see reclaim.c */
     uint32_t n_free_slots, n_deleted_but_protected;
-    uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
+    uint32_t unfinished; /* pending puts that have not ended, each with a slot in WRITING */
     uint32_t leased; /* those of them that have taken a lease entry */
     bool transient_pin;    /* the search has met a pin of another writer without a lease */
     uint64_t drops_seen[SHMS_MAX_WRITERS]; /* others' `drops` that shms_delete_dropped has settled, but for the next */

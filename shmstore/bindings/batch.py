@@ -112,8 +112,8 @@ class Batch:
 
         With the batch as its owner, garbage ends the unfinished object only when nobody can write to the buffer.
         """
-        ticket = self.record.ticket
-        return _buffer(keeps_alive(ticket.payload, owner or self._store), ticket.payload_size)
+        pending = self.record.pending
+        return _buffer(keeps_alive(pending.payload, owner or self._store), pending.payload_size)
 
     def copy(self, pieces: Sequence[tuple[int, int, int]]) -> None:
         """Copy pieces of (offset, bytes, address) into the payload area."""

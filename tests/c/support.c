@@ -106,7 +106,7 @@ void end_writer(shms_writer *w) {
 }
 
 int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, uint8_t *out) {
-    shms_ticket t;
+    shms_pending t;
     int rc = (out ? verb_begin : verb_reserve)(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
     if (rc)
         return rc;

@@ -246,7 +246,7 @@ static void protect(shms_writer *w) {
     shms_batch_drop(w, &b);
 }
 static void begin_put(shms_writer *w) {
-    shms_ticket t;
+    shms_pending t;
     CHECK_EQ(SHMS_OK, verb_begin(w, "a", 1, "", 0, 1, &t));
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));
 }

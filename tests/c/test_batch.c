@@ -82,7 +82,7 @@ TEST(what_is_kept_stays_and_the_batch_begins_again) {
     end();
 }
 
-TEST(a_ticket_is_undone_in_each_of_its_states) {
+TEST(a_pending_put_is_undone_in_each_of_its_states) {
     for (int leased = 0; leased < 2; leased++)
         for (int committed = 0; committed < 2; committed++) {
             begin();
@@ -96,7 +96,7 @@ TEST(a_ticket_is_undone_in_each_of_its_states) {
         }
 }
 
-TEST(a_ticket_of_a_closed_writer_is_ended_and_no_more) {
+TEST(a_pending_put_of_a_closed_writer_is_ended_and_no_more) {
     begin();
     CHECK_EQ(SHMS_OK, put("a"));
     CHECK_EQ(SHMS_OK, begin_new(64, true));
@@ -128,7 +128,7 @@ int pthread_mutex_unlock(pthread_mutex_t *mutex) {
 
 static void undo(void) { shms_batch_undo(w, &b); }
 
-TEST(a_ticket_that_ends_while_its_checksum_is_computed_is_not_committed) {
+TEST(a_pending_put_that_ends_while_its_checksum_is_computed_is_not_committed) {
     open_store("ends", (shms_options){.capacity = 1024, .n_readers = 1, .flags = SHMS_CHECKSUMS}, 0);
     CHECK_EQ(SHMS_OK, begin_new(64, true));
     meanwhile = undo;

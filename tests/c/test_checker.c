@@ -23,7 +23,7 @@ TEST(each_bit_of_the_books_counts) {
     int kind = shms_writer_kind(w, "kind", 4);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, (uint32_t)kind, 1 << 19));
     for (uint64_t k = 0; k < OBJECTS; k++) {
-        shms_ticket t;
+        shms_pending t;
         const char *key = key_of("", k);
         CHECK_EQ(SHMS_OK, verb_begin_of(w, key, 1, NULL, 0, 1000 + 30000 * (k / 2), k % 2 ? (uint32_t)kind : 0, k < 4,
                                         &t, NULL));

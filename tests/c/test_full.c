@@ -206,7 +206,7 @@ TEST(a_second_refusal_for_a_lease_entry_scans_nothing) {
     CHECK_EQ(1, shms_reader_release(readers[1], refs[2]));
     CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
     CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k0", 2, ref));
-    shms_ticket t; /* an object that is not handed out needs no entry */
+    shms_pending t; /* an object that is not handed out needs no entry */
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
     CHECK_EQ(SHMS_ENOLEASE, verb_begin(w, "new", 3, NULL, 0, 64, &t));
     CHECK_EQ(SHMS_OK, verb_reserve(w, "new", 3, NULL, 0, 64, &t));
@@ -280,17 +280,17 @@ static void a_delete_once_the_object_is_not_held(void) {
 }
 
 static void an_abort(void) {
-    shms_ticket t;
+    shms_pending t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
-    CHECK_EQ(SHMS_OK, verb_begin(w, "ticket", 6, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, verb_begin(w, "pending", 7, NULL, 0, 64, &t));
     refused();
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));
 }
 
 static void a_commit_without_a_hand_out(void) {
-    shms_ticket t;
+    shms_pending t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
-    CHECK_EQ(SHMS_OK, verb_reserve(w, "ticket", 6, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, verb_reserve(w, "pending", 7, NULL, 0, 64, &t));
     refused();
     CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
 }

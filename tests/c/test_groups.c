@@ -22,7 +22,7 @@ static int put_for(const char *key, uint32_t group) {
 
 /* Stores as much as there is room for, and leaves nothing. */
 static bool all_evictable(void) {
-    shms_ticket t;
+    shms_pending t;
     if (verb_begin(w, "large", 5, NULL, 0, FITS * SPAN - 64, &t))
         return false;
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));

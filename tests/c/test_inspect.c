@@ -150,7 +150,7 @@ TEST(bytes_of_an_object_that_is_evicted_during_the_copy_are_refused) {
 
 TEST(bytes_that_are_being_written_or_lie_outside_of_the_data_are_refused) {
     uint8_t out[1];
-    shms_ticket t;
+    shms_pending t;
     shms_finding f;
     start("", 0);
     CHECK_EQ(1, shms_writer_cancel(w, ref));

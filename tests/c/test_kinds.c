@@ -29,7 +29,7 @@ static const char *key(uint64_t i) {
 
 /* Puts an object of `size` bytes, key included, which is held. */
 static int put(uint64_t i, uint64_t size, uint32_t kind) {
-    shms_ticket t;
+    shms_pending t;
     int rc = verb_begin_of(w, key(i), 8, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
     return rc ? rc : verb_commit(w, &t, ref);
 }
@@ -109,7 +109,7 @@ TEST(an_object_that_a_rank_finds_as_its_kind_evicts_it_stays_and_the_next_goes) 
 }
 
 TEST(a_successor_counts_again_and_keeps_names_and_quotas) {
-    shms_ticket t;
+    shms_pending t;
     begin(64 * KIB, 16, SHMS_CHECKSUMS);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
     for (uint64_t i = 0; i < 5; i++)

@@ -33,7 +33,7 @@ int sched_yield(void) {
 }
 
 static int put_of_kind(uint32_t kind, const char *key, uint64_t units) {
-    shms_ticket t;
+    shms_pending t;
     int rc = verb_begin_of(a, key, 3, NULL, 0, (units - 1) * UNIT, kind, false, &t, NULL);
     return rc ? rc : verb_commit(a, &t, NULL);
 }

@@ -202,8 +202,8 @@ TEST(what_the_dead_held_is_over_before_anything_slow) {
     setup();
     CHECK_EQ(SHMS_OK, verb_hit_of(a, "cold", 4, 0, true, ref));
     b_hit(READ);
-    shms_ticket ticket;
-    CHECK_EQ(SHMS_OK, verb_reserve(b, "open", 4, NULL, 0, UNIT, &ticket));
+    shms_pending pending;
+    CHECK_EQ(SHMS_OK, verb_reserve(b, "open", 4, NULL, 0, UNIT, &pending));
     CHECK_EQ(SHMS_EFULL, put(a, "wanted", 3, 8, NULL));
     b_dies();
     shms_step_hook = a_has_room_at_v1;

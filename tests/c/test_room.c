@@ -204,7 +204,7 @@ static void first_sleep(bool at_once, void (*before)(void), void (*lets_go)(void
     CHECK(sleeps == 1 && calls == 2 && now == from + !at_once * MS);
     CHECK(at_once || (broadcasts == 1 && !signals)); /* the others that wait */
     if (code == SHMS_ECLOSED)
-        undo_other(); /* the last ticket, which releases the lock */
+        undo_other(); /* the last pending put, which releases the lock */
     teardown();
 }
 

@@ -14,7 +14,7 @@ static void begin(uint64_t capacity, uint32_t max_objects) {
 /* Puts an object whose bytes are not written: only its place matters. */
 static int put_sized(const char *prefix, uint64_t i, uint64_t size) {
     const char *key = key_of(prefix, i);
-    shms_ticket t;
+    shms_pending t;
     int rc = verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
     return rc ? rc : verb_commit(w, &t, ref);
 }
@@ -184,7 +184,7 @@ TEST(the_first_small_object_takes_its_area_from_a_hand_that_is_in_it) {
 }
 
 TEST(small_objects_fill_an_empty_store_whatever_was_in_it) {
-    shms_ticket t;
+    shms_pending t;
     begin(4 * MIB, 65536);
     put_and_release("small", 0, 100);
     CHECK_EQ(SHMS_OK, verb_begin(w, "all", 3, NULL, 0, 4 * MIB - 64, &t));
@@ -203,7 +203,7 @@ TEST(small_objects_fill_an_empty_store_whatever_was_in_it) {
 TEST(a_slot_is_found_however_long_it_takes) {
     enum { N = 320000, KEPT = 80 };
     shms_options o = {.capacity = N * UINT64_C(192), .n_readers = 8, .max_objects = N};
-    shms_ticket t;
+    shms_pending t;
     name = store_name("slots");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     for (uint32_t rank = 0; rank < 8; rank++)
@@ -386,7 +386,7 @@ TEST(a_search_that_yields_at_each_scan_finds_and_reports_the_same) {
 
 /* As if a mark were lost: what a scan has found is no answer, and the object is looked at before it goes. */
 TEST(what_is_promised_or_written_after_a_scan_stays_even_without_a_mark) {
-    shms_ticket t;
+    shms_pending t;
     for (int written = 0; written < 2; written++) {
         begin_far_from_the_hand(20);
         CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB / 2));
@@ -513,7 +513,7 @@ TEST(leases_without_a_live_rank_do_not_exhaust_the_entries) {
 
 /* Tickets hold every entry. Their leases are complete as soon as they are opened, without a count by a rank. */
 TEST(leases_that_are_complete_at_their_commit_are_found) {
-    static shms_ticket tickets[4000];
+    static shms_pending pending[4000];
     uint32_t n = 0;
     shms_options o = {        /* with so many ranks there are more slots than entries */
                       .capacity = MIB,
@@ -530,14 +530,14 @@ TEST(leases_that_are_complete_at_their_commit_are_found) {
     CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* a poll has seen it */
     for (;; n++) {
         const char *key = key_of("t", n);
-        if (verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
+        if (verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &pending[n]) != SHMS_OK)
             break;
         CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));
     }
     CHECK(n >= 1000 && w->leases.n_free == 0);
     CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k0", 2, ref));
     for (uint32_t i = 0; i < n; i++)
-        CHECK_EQ(SHMS_OK, verb_commit(w, &tickets[i], ref));
+        CHECK_EQ(SHMS_OK, verb_commit(w, &pending[i], ref));
     CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
     end();
 }
@@ -579,7 +579,7 @@ TEST(a_close_waits_for_the_end_of_a_search) {
         CHECK_EQ(1, shms_reader_release(readers[0], middle));
         closing = false;
         shms_step_hook = close_meanwhile;
-        shms_ticket t;
+        shms_pending t;
         CHECK_EQ(SHMS_OK, verb_begin(w, "large", 5, NULL, 0, MIB - 16384, &t));
         shms_step_hook = NULL;
         pthread_join(closer, NULL);

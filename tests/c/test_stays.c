@@ -77,8 +77,8 @@ TEST(the_segment_records_what_the_last_close_does) {
         }
 }
 
-/* A put whose ticket ends after the close: the name goes, or stays, then. */
-TEST(the_end_of_a_ticket_goes_by_the_record) {
+/* A put whose pending put ends after the close: the name goes, or stays, then. */
+TEST(the_end_of_a_pending_put_goes_by_the_record) {
     for (int outlives = 0; outlives < 2; outlives++) {
         shms_writer *w = create(2, outlives ? SHMS_OUTLIVES : 0), *other = join(2, 0);
         shms_batch b = {0};

@@ -99,23 +99,23 @@ static void look(shms_writer *w, state *s) {
 }
 
 /* Tickets that are begun and not ended, by key; slot SHMS_NONE: none. Only one process has them. */
-static shms_ticket begun[REFS];
+static shms_pending begun[REFS];
 
 static void none_begun(void) {
     for (int k = 0; k < REFS; k++)
         begun[k].slot = SHMS_NONE;
 }
 
-static int end_begun(shms_writer *w, char key, int (*how)(shms_writer *, const shms_ticket *)) {
-    shms_ticket *t = &begun[key - 'a'];
+static int end_begun(shms_writer *w, char key, int (*how)(shms_writer *, const shms_pending *)) {
+    shms_pending *t = &begun[key - 'a'];
     int rc = how(w, t);
     t->slot = SHMS_NONE;
     return rc;
 }
-static int commit(shms_writer *w, const shms_ticket *t) { return verb_commit(w, t, NULL); }
+static int commit(shms_writer *w, const shms_pending *t) { return verb_commit(w, t, NULL); }
 
 static int put(shms_writer *w, char key, uint32_t size, uint8_t *out, bool abort) {
-    shms_ticket t;
+    shms_pending t;
     int rc = (out ? verb_begin : verb_reserve)(w, &key, 1, NULL, 0, size, &t);
     if (rc)
         return rc;
@@ -199,7 +199,7 @@ static void run_script(uint64_t kill_at, bool all_succeed) {
             r = NULL;
             break;
         case RECOVER: { /* replaces a half-written object */
-            shms_ticket t;
+            shms_pending t;
             rc = verb_begin(w, &op->key, 1, NULL, 0, op->size, &t);
             shms_writer_free(w);
             none_begun();
@@ -207,7 +207,7 @@ static void run_script(uint64_t kill_at, bool all_succeed) {
             break;
         }
         case BEGIN: {
-            shms_ticket t;
+            shms_pending t;
             if ((rc = verb_reserve(w, &op->key, 1, NULL, 0, op->size, &t)) == SHMS_OK) {
                 fill(t.payload, op->size, t.id);
                 begun[op->key - 'a'] = t;

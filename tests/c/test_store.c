@@ -108,7 +108,7 @@ TEST(a_get_returns_what_was_put_and_a_failed_call_changes_nothing) {
     shms_view_drop(&v);
 
     shms_stats before = stats_of(w);
-    shms_ticket t;
+    shms_pending t;
     CHECK_EQ(SHMS_EEXISTS, put_marked(w, "key", 10, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", 4000, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", UINT64_MAX, 1, ref));
@@ -145,9 +145,9 @@ TEST(a_get_returns_what_was_put_and_a_failed_call_changes_nothing) {
 }
 
 TEST(an_unfinished_object_is_invisible_until_its_commit) {
-    const char *name = store_name("ticket");
+    const char *name = store_name("pending");
     shms_writer *w = make(name, 4096, 1, 4), *w2;
-    shms_ticket t, twin;
+    shms_pending t, twin;
     CHECK_EQ(SHMS_OK, verb_begin(w, "k", 1, NULL, 0, 100, &t));
     CHECK_EQ(0, shms_writer_has(w, "k", 1));
     CHECK_EQ(0, shms_writer_count(w));
@@ -203,7 +203,7 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     for (int i = 0; i < 2; i++) {
         shms_writer *h = handles[i];
-        shms_ticket t = {0};
+        shms_pending t = {0};
         shms_stats stats;
         uint64_t size = 0, sizes[2] = {0};
         CHECK_EQ(SHMS_ECLOSED, put_marked(h, "x", 1, 1, ref));

@@ -80,7 +80,7 @@ TEST(keys_that_differ_are_not_the_same_key_though_their_hashes_are) {
         uint32_t len;
     } keys[] = {{two, 16}, {one, 16}, {one, 8}};
     for (int k = 0; k < 3; k++) {
-        shms_ticket t;
+        shms_pending t;
         CHECK_EQ(0, verb_reserve(w, keys[k].key, keys[k].len, NULL, 0, 1, &t));
         CHECK_EQ(0, verb_commit(w, &t, NULL));
         CHECK_EQ(shms_hash_key(secret, keys[0].key, 16), shms_hash_key(secret, keys[k].key, keys[k].len));

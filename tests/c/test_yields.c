@@ -215,13 +215,13 @@ TEST(a_search_for_a_place_or_within_a_quota_lets_others_in) {
         uint32_t kind = i ? 0 : IMAGE;
         for (int k = 0; k < LEASED; k++) {
             const char *key = key_of(i ? "k" : "i", k);
-            shms_ticket t;
+            shms_pending t;
             CHECK_EQ(SHMS_OK, verb_begin_of(w, key, (uint32_t)strlen(key), NULL, 0, 64, kind, true, &t, NULL));
             CHECK_EQ(SHMS_OK, verb_commit(w, &t, ref));
         }
         shms_zones_stale_all(&w->zones); /* as after a death */
         turns = 0;
-        shms_ticket none;
+        shms_pending none;
         CHECK_EQ(i ? SHMS_EFULL : SHMS_EQUOTA, verb_begin_of(w, "x", 1, NULL, 0, 64, kind, false, &none, NULL));
         CHECK(turns >= (i ? 1 : LEASED / 256));
     }

@@ -34,45 +34,45 @@ static inline int verb_put(shms_writer *w, const char *key, uint32_t key_len, co
 
 /* With all options of a put; `why` may be NULL. */
 static inline int verb_begin_of(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                                uint64_t payload_size, uint32_t kind, bool leased, shms_ticket *out,
+                                uint64_t payload_size, uint32_t kind, bool leased, shms_pending *out,
                                 shms_refusal *why) {
     shms_batch b = {0};
     shms_put options = {.kind = kind, .unleased = !leased};
     int rc = shms_batch_put_lent(w, &b, &options, key, key_len, meta, meta_len, NULL, 0, payload_size, NULL, 0);
     verb_kept(&b, rc, NULL);
     if (rc == SHMS_OK)
-        *out = b.ticket;
+        *out = b.pending;
     else if (why)
         *why = b.refusal;
     return rc;
 }
 static inline int verb_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                             uint64_t payload_size, shms_ticket *out) {
+                             uint64_t payload_size, shms_pending *out) {
     return verb_begin_of(w, key, key_len, meta, meta_len, payload_size, 0, true, out, NULL);
 }
 static inline int verb_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                               uint64_t payload_size, shms_ticket *out) {
+                               uint64_t payload_size, shms_pending *out) {
     return verb_begin_of(w, key, key_len, meta, meta_len, payload_size, 0, false, out, NULL);
 }
 
-/* A batch that has begun the ticket. Its memory is a test's, so test_limits.c does not refuse it. */
-static inline shms_batch verb_begun(shms_writer *w, const shms_ticket *t) {
-    shms_batch b = {.ticket = *t, .items = aligned_alloc(64, 64), .n_items = 1, .room = 1};
+/* A batch that has begun the pending put. Its memory is a test's, so test_limits.c does not refuse it. */
+static inline shms_batch verb_begun(shms_writer *w, const shms_pending *t) {
+    shms_batch b = {.pending = *t, .items = aligned_alloc(64, 64), .n_items = 1, .room = 1};
     _Static_assert(sizeof *b.items <= 64, "");
     if (w)
         b.items[0] = (shms_batch_item){t->id, 0, shms_writer_global(w, t->slot), t->entry, 1};
     return b;
 }
-static inline int verb_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pieces, uint32_t n_pieces) {
-    shms_batch b = {.ticket = *t};
+static inline int verb_copy(shms_writer *w, const shms_pending *t, const shms_piece *pieces, uint32_t n_pieces) {
+    shms_batch b = {.pending = *t};
     return shms_batch_copy(w, &b, pieces, n_pieces);
 }
-static inline int verb_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
+static inline int verb_commit(shms_writer *w, const shms_pending *t, uint8_t *out) {
     shms_batch b = verb_begun(w, t);
     return verb_kept(&b, shms_batch_commit(w, &b), out);
 }
-/* SHMS_EINVAL: the ticket has ended. */
-static inline int verb_abort(shms_writer *w, const shms_ticket *t) {
+/* SHMS_EINVAL: the pending put has ended. */
+static inline int verb_abort(shms_writer *w, const shms_pending *t) {
     int rc = verb_copy(w, t, NULL, 0);
     shms_batch b = verb_begun(w, t);
     if (rc == SHMS_OK || (rc == SHMS_ECLOSED && w && w->unfinished)) {

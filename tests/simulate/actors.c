@@ -126,9 +126,9 @@ static void hand_out(actor *me, shms_writer *w, const char *key, bool put) {
         if (rc == SHMS_OK) {
             books(me);
             MUST("key of a put", 0, me->own[which].id);
-            me->put[which] = (stored){b.ticket.id, mark, began};
+            me->put[which] = (stored){b.pending.id, mark, began};
             memcpy(value, &mark, sizeof mark);
-            memcpy(b.ticket.payload, value, size_of(mark));
+            memcpy(b.pending.payload, value, size_of(mark));
             if (one_of(8) == 0)
                 write_once(me, w);
             if (one_of(8) == 0) {
@@ -186,7 +186,7 @@ static void hand_out(actor *me, shms_writer *w, const char *key, bool put) {
 
 /* A refusal says what has room: if that is refused, too, because it is held by now, then something shorter. */
 void put_the_longest(actor *me, shms_writer *w) {
-    shms_ticket t;
+    shms_pending t;
     shms_refusal why;
     uint64_t size = units * unit;
     int rc;

@@ -46,7 +46,7 @@ static void nonsense_is_refused(void) {
     shms_writer *w = actors[0].w;
     shms_reader *r = actors[WRITERS].r, *out;
     shms_view *v;
-    shms_ticket t;
+    shms_pending t;
     uint8_t ref[SHMS_REF_SIZE] = {1};
     MUST("closed", SHMS_ECLOSED, shms_writer_has(NULL, "a", 1));
     MUST("closed", SHMS_ECLOSED, shms_reader_has(NULL, "a", 1));

@@ -1,5 +1,5 @@
 /*
- * tickets.c - how an object comes into the store: a ticket is begun, filled, and committed or aborted.
+ * pending.c - how an object comes into the store: a pending put is begun, filled, and committed or aborted.
  *
  * A put is P1 to P4, then L1 and L2. Its bytes are copied outside the mutex, because no other thread uses a slot in
  * WRITING. Everything that can fail comes before the first store to the segment. So the lease entry, if there will be a
@@ -95,12 +95,12 @@ static int place(struct shms_writer *w, shms_batch *b, const shms_put *put) {
     shms_index_add(&w->index, hash, slot);
     w->unfinished++;
     w->leased += entry != SHMS_NONE;
-    b->ticket = (shms_ticket){at + payload_at, put->payload_size, id, hash, slot, entry, put->group, put->hold};
+    b->pending = (shms_pending){at + payload_at, put->payload_size, id, hash, slot, entry, put->group, put->hold};
     return SHMS_OK;
 }
 
 int shms_batch_begin(shms_writer *w, shms_batch *b, shms_put *put) {
-    shms_ticket *out = &b->ticket;
+    shms_pending *out = &b->pending;
     int rc = shms_key_ok(put->key, put->key_len);
     if (rc || (rc = shms_batch_ready(b)) || (rc = shms_writer_enter_to_place(w)))
         return rc;
@@ -120,8 +120,8 @@ int shms_batch_begin(shms_writer *w, shms_batch *b, shms_put *put) {
     return SHMS_OK;
 }
 
-/* Enters the writer, even a closed one, and checks that the ticket has not ended. */
-static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
+/* Enters the writer, even a closed one, and checks that the pending put has not ended. */
+static int enter_with_pending(struct shms_writer *w, const shms_pending *t) {
     int rc = shms_writer_enter_to_end(w);
     if (rc)
         return rc;
@@ -133,26 +133,26 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
 }
 
 /* Counts the put for each factor by which a larger store would have made it a hit. */
-static void count_more_hits(struct shms_writer *w, const shms_ticket *t) {
+static void count_more_hits(struct shms_writer *w, const shms_pending *t) {
     uint64_t span = shms_span(shms_get(&shms_writer_slot(w, t->slot)->length));
     for (int i = shms_ghosts_put(&w->ghosts, t->hash, span); i-- > 0;)
         shms_count(w, SHMS_C(more_hits_at_4x) + i, w->ghosts.one_in);
 }
 
 int shms_batch_commit(shms_writer *w, shms_batch *b) {
-    const shms_ticket *t = &b->ticket;
-    int rc = enter_with_ticket(w, t);
+    const shms_pending *t = &b->pending;
+    int rc = enter_with_pending(w, t);
     if (rc)
         return rc;
     shms_slot *s = shms_writer_slot(w, t->slot);
     uint64_t flags = 0;
     if (w->seg.layout.flags & SHMS_CHECKSUMS) {
-        /* Outside the mutex, like the copy: only the ticket's holder touches a slot in WRITING. */
+        /* Outside the mutex, like the copy: only the pending put's holder touches a slot in WRITING. */
         shms_writer_leave(w, SHMS_OK);
         uint64_t crc = shms_object_crc(w->seg.data, shms_get(&s->offset), shms_slot_key_len(s), shms_slot_meta_len(s),
                                        shms_get(&s->length));
         flags = crc << SHMS_SLOT_CRC_SHIFT | SHMS_SLOT_CHECKED;
-        if ((rc = enter_with_ticket(w, t)))
+        if ((rc = enter_with_pending(w, t)))
             return rc;
     }
     if (w->closed) {
@@ -167,7 +167,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b) {
     shms_count(w, SHMS_C(puts), 1);
     shms_count(w, SHMS_C(put_bytes), t->payload_size);
     count_more_hits(w, t);
-    shms_writer_ticket_ended(w, t->entry);
+    shms_writer_pending_ended(w, t->entry);
     shms_ring_stale_slot(&w->ring, t->slot); /* a slot in WRITING may not go, but this one may */
     shms_room_made(w);
     if (t->entry != SHMS_NONE) {
@@ -178,19 +178,19 @@ int shms_batch_commit(shms_writer *w, shms_batch *b) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
-/* Outside the mutex: the slot is WRITING, so only the ticket's holder uses the bytes, also after a close. */
-static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t n) {
+/* Outside the mutex: the slot is WRITING, so only the pending put's holder uses the bytes, also after a close. */
+static void copy_pieces(const shms_pending *t, const shms_piece *pieces, uint32_t n) {
     SHMS_STEP("P3c");
     for (uint32_t i = 0; i < n; i++)
         shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
 }
 
 int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n) {
-    int rc = enter_with_ticket(w, &b->ticket);
+    int rc = enter_with_pending(w, &b->pending);
     if (rc ||
-        (rc = shms_writer_leave(w, w->closed ? SHMS_ECLOSED : shms_pieces_fit(pieces, n, b->ticket.payload_size))))
+        (rc = shms_writer_leave(w, w->closed ? SHMS_ECLOSED : shms_pieces_fit(pieces, n, b->pending.payload_size))))
         return rc;
-    copy_pieces(&b->ticket, pieces, n);
+    copy_pieces(&b->pending, pieces, n);
     return SHMS_OK;
 }
 
@@ -198,7 +198,7 @@ int shms_batch_put(shms_writer *w, shms_batch *b, shms_put *put) {
     int rc = shms_pieces_fit(put->pieces, put->n_pieces, put->payload_size);
     if (rc || (rc = shms_batch_begin(w, b, put)))
         return rc;
-    copy_pieces(&b->ticket, put->pieces, put->n_pieces);
+    copy_pieces(&b->pending, put->pieces, put->n_pieces);
     return shms_batch_commit(w, b);
 }
 
