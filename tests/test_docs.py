@@ -195,6 +195,16 @@ def test_the_store_page_lists_each_call_that_there_is(of: type) -> None:
     assert sorted(listed) == sorted(name for name in dir(of) if not name.startswith("_"))
 
 
+def test_each_file_that_the_architecture_names_exists() -> None:
+    page = (DOCS / "contributing" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/.]+\.(?:c|h|py|md|pml))`", page))
+    there = [str(path) for folder in ("csrc", "shmstore", "tests", "docs") for path in (ROOT / folder).rglob("*.*")]
+    assert len(named) > 25
+    assert [] == [
+        name for name in named if not (ROOT / name).exists() and not any(p.endswith("/" + name) for p in there)
+    ]
+
+
 def test_every_page_is_in_the_menu() -> None:
     menu = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == menu
