@@ -138,4 +138,6 @@ def test_hits_of_several_processes(figure):
             together = hits_per_second(writer.handle, range(1, cores + 1))
             ratios.append(together / alone / cores)
             time.sleep(0.1)
-        figure.value(f"hits a second, {cores} writers beside one, of linear", 1 / sorted(ratios)[2], limit=1 / 0.9)
+        figure.value(
+            f"hits a second, {cores} writers compared with one, of linear", 1 / sorted(ratios)[2], limit=1 / 0.9
+        )

@@ -1,4 +1,4 @@
-"""Time hits of a sender cache beside a tier whose server is well, stopped, or killed; part of `make tiers`.
+"""Time hits of a sender cache with a tier whose server is well, stopped, or killed; part of `make tiers`.
 
 A sender cache without a tier takes turns with it, in short blocks and random order. Each has a process of its own, so
 threads of the tier slow only one. Each has a miss after 100 hits, and its image takes 5 ms. So the tier is asked all

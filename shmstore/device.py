@@ -1,7 +1,7 @@
 """Copies from host memory to a GPU: what they read stays alive until they are done.
 
 torch knows when its own page-locked memory may be reused. It does not know this of a store's memory, whose bytes the
-writer may reuse as soon as no view is left. So each copy is recorded here with its source and an event behind it, and
+writer may reuse as soon as no view is left. So each copy is recorded here with its source and an event after it, and
 the source is dropped after the event has come: at the next call here, or when a reader is closed.
 """
 
@@ -110,7 +110,7 @@ def _cut(
 
 
 def download(source: "torch.Tensor", place: "torch.Tensor") -> Any:
-    """Copy a tensor from its CUDA device to host memory, on the current stream; return an event behind the copy.
+    """Copy a tensor from its CUDA device to host memory, on the current stream; return an event after the copy.
 
     Returns at once if the memory is page-locked. The caller keeps both until the event has come.
     """

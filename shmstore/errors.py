@@ -284,14 +284,14 @@ class ReservationEndedError(ShmStoreError, RuntimeError):
 
 
 class StaleRefError(ShmStoreError, ValueError):
-    """The reference does not name a live object of this store: the object is gone, or the bits are wrong.
+    """The reference names no object of this store: the object was evicted or deleted, or the bits are wrong.
 
     A writer's own calls also refuse a reference that another writer has handed out.
     """
 
-    default_message = "the object is gone, or the reference has been modified or is invalid"
+    default_message = "the object was evicted or deleted, or the reference has been modified or is invalid"
     default_hint = (
-        "put the object again, or ask the writer for a new reference; an object may go once its lease has ended "
+        "put the object again, or ask the writer for a new reference; an object is evictable once its lease has ended "
         "(read, released, cancelled, or its rank retired)"
     )
 

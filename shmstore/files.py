@@ -221,7 +221,7 @@ def _has_open(pid: str, device: int, inode: int) -> bool:
     for number in os.listdir(f"/proc/{pid}/fd"):
         try:
             stat = os.stat(f"/proc/{pid}/fd/{number}")
-        except OSError:  # closed since, another user's, or of a mount whose server is gone
+        except OSError:  # closed since, another user's, or of a mount whose server is lost
             continue
         if stat.st_dev == device and stat.st_ino == inode:
             return True

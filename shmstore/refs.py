@@ -148,7 +148,7 @@ class StoreHandle:
 
         The other one gets both by `socket.recv_fds(connection, 65536, 1, socket.MSG_CMSG_CLOEXEC)`: the handle as
         `to_json` makes it, and the `fd` for `attach` and `join`. It needs the rights on the store that it would need in
-        a folder. Raises StoreNotFoundError if the store is gone, and ForeignStoreError if this process may not open it;
+        a folder. Raises StoreNotFoundError if it was removed, and ForeignStoreError if this process may not open it;
         ValueError for another kind of socket, or a `store_id` that no store has.
         """
         from socket import AF_UNIX, send_fds  # 2 ms, for few
@@ -163,10 +163,10 @@ class StoreHandle:
         except PermissionError:
             raise ForeignStoreError from None
         except (OSError, ValueError):  # or a path that no file can have
-            raise StoreNotFoundError(f"the store is gone: there is no file {shown(self.path)}") from None
+            raise StoreNotFoundError(f"the store was removed: there is no file {shown(self.path)}") from None
         try:
             if not self._is_of(fd):
-                raise StoreNotFoundError(f"the store is gone: {shown(self.path)} is another file")
+                raise StoreNotFoundError(f"the store was removed: {shown(self.path)} is another file")
             send_fds(connection, [self.to_json().encode()], [fd])
         finally:
             os.close(fd)

@@ -16,7 +16,7 @@ torch.set_num_threads(1)  # forked children have no use for a pool of threads, a
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the package's sources beside the tests, if there are none: an installed package is tested."""
+    """Skip what needs the package's sources next to the tests, if there are none: an installed package is tested."""
     if not (Path(__file__).resolve().parent.parent / "shmstore").exists():
         for item in items:
             if item.get_closest_marker("checkout"):

@@ -155,7 +155,7 @@ def test_a_store_whose_space_is_split_says_what_could_go_and_what_is_in_between(
         reader.release(ref)
     span = refs[1].address - refs[0].address
     free = (1 << 20) - 10 * span
-    longest = (1 << 20) - 5 * span  # behind the one that is looked at
+    longest = (1 << 20) - 5 * span  # after the one that is looked at
     head = span - 100_032  # bytes of the ring that are not payload
     for _ in range(2):  # the second refusal is a remembered one
         with raises(StoreFullError, hint=("split", "release references")) as caught:

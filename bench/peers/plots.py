@@ -40,7 +40,7 @@ def plot_of(page_file: Path, path: str) -> Path:
 
 
 def draw(page_file: Path) -> None:
-    """Draw the plots of a page beside it."""
+    """Draw the plots of a page next to it."""
     import matplotlib
 
     matplotlib.use("agg")

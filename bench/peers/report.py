@@ -237,6 +237,6 @@ class Page:
 
 
 def write(results: Results, page_file: Path) -> None:
-    """Write the page, and its plots beside it."""
+    """Write the page, and its plots next to it."""
     page_file.write_text(Page(results).text([(plot_of(page_file, path).name, shows) for path, shows in SHOWN.items()]))
     draw(page_file)

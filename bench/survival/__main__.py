@@ -3,7 +3,7 @@
     make survival                              # writes the table of docs/concepts/reliability.md
     make survival ARGS='Redis Lmdb'            # these rows alone
 
-Of each way there are a writer and two readers, processes of their own, and what runs beside them. The objects have
+Of each way there are a writer and two readers, processes of their own, and what runs next to them. The objects have
 4 MiB, and a store has room for eight. `scene.py` says what happens. Each scene has processes and a /dev/shm of its own
 (Linux's namespaces, with unshare(1)), so that what is left there is known, and goes.
 

@@ -50,7 +50,7 @@ _ERRORS: dict[int, Callable[[], Exception]] = {
     lib.SHMS_EOTHERSTORE: partial(
         errors.StoreNotFoundError,
         "it is now another store",
-        hint="this handle's store is gone; attach with the new writer's handle",
+        hint="this handle's store was removed; attach with the new writer's handle",
     ),
     lib.SHMS_ECORRUPT: partial(
         errors.CorruptStoreError,
@@ -94,7 +94,7 @@ def owned(box: Any) -> Any:
 
 
 def words_of(record: Any) -> dict[str, Any]:
-    """Return the fields of a C record, and those of its counters beside them."""
+    """Return the fields of a C record, and those of its counters next to them."""
     kind = ffi.typeof(record)
     found = {name: getattr(record, name) for name, _ in (kind.item if kind.kind == "pointer" else kind).fields}
     return words_of(found.pop("counters")) | found if "counters" in found else found

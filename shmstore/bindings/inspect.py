@@ -159,7 +159,7 @@ class Inspector:
         return _dicts("shms_finding", records, n)
 
     def check(self, slot: int, object_id: int) -> dict[str, int] | None:
-        """Return what is wrong with an object's checksum; None if it is right, or the object has none or is gone."""
+        """Return what is wrong with an object's checksum; None if it is right or missing, or the object was evicted."""
         finding = ffi.new("shms_finding *")
         code = lib.shms_inspector_check(self._i, slot, object_id, finding)
         if code in (lib.SHMS_ESTALE, lib.SHMS_ENOTFOUND):

@@ -1,6 +1,6 @@
 """The C store as two Python classes: bytes, ints and buffers in and out, and an exception for each code.
 
-A C handle is freed when the last Python object that needs its mapping is gone, so views stay readable after `close`.
+A C handle is freed when the last Python object that needs its mapping is freed, so views stay readable after `close`.
 After `close` the pointer is NULL, which C takes for a closed handle.
 """
 
@@ -192,7 +192,7 @@ class Writer:
         """Take over the segment, or the arena, of a writer that is dead or closed, if it is as expected.
 
         ANY_STORE, 0 ranks, OWN_UID and no options accept every store of the caller's own. ANY_ARENA takes the first
-        that has no living writer. Until `stay` the name may go.
+        that has no living writer. Until `stay` the name may be removed.
         """
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         packed = ffi.NULL if options is None else _packed(options)
@@ -221,7 +221,7 @@ class Writer:
     def stay(self, how: int) -> None:
         """Have the name stay, and record for how long: UNTIL_CLOSED, BEYOND_DEATH or BEYOND_CLOSE.
 
-        StoreNotFoundError if it has gone.
+        StoreNotFoundError if it was removed.
         """
         require(lib.shms_writer_stay(self._w, how))
 
@@ -397,7 +397,7 @@ class Reader:
         return cls(box)
 
     def close(self) -> None:
-        """End all calls; the rank is free when the last view is gone. Idempotent."""
+        """End all calls; the rank is free when the last view is freed. Idempotent."""
         handle, self._r = self._r, ffi.NULL
         hold, self._hold = self._hold, None  # as in Writer.close
         if handle:

@@ -301,13 +301,13 @@ class StoreInspector:
         return min(found, key=lambda slot: slot.deleted)
 
     def metadata(self, slot: SlotInfo) -> bytes:
-        """Return a copy of an object's metadata. Raises StaleRefError if the object is gone."""
+        """Return a copy of an object's metadata. Raises StaleRefError if the object was evicted."""
         return bytes(self._native.copy(slot.slot, slot.object_id, slot.key_len, slot.meta_len))
 
     def payload(self, slot: SlotInfo, start: int, size: int) -> bytearray:
         """Return a copy of `size` bytes of an object's payload from `start` on.
 
-        Raises StaleRefError if the object is gone.
+        Raises StaleRefError if the object was evicted.
         """
         return self._native.copy(slot.slot, slot.object_id, slot.payload_at + start, size)
 
@@ -316,5 +316,5 @@ class StoreInspector:
         return self._native.verify()
 
     def wrong_checksum(self, slot: SlotInfo) -> dict[str, int] | None:
-        """Return the raw finding if an object's checksum is wrong, else None; also None if the object is gone."""
+        """Return the raw finding if an object's checksum is wrong, else None; also None if the object was evicted."""
         return self._native.check(slot.slot, slot.object_id)

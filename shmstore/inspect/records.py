@@ -139,7 +139,7 @@ class SlotInfo:
     object_id: int
     """Id of the object; a store never uses an id twice."""
     key: str | None
-    """Key of the object; None if the object is gone or the key cannot be read."""
+    """Key of the object; None if the object was evicted or the key cannot be read."""
     namespace: str | None
     kind: str | None
     offset: int
@@ -152,7 +152,7 @@ class SlotInfo:
     meta_len: int
     """Bytes of the metadata, which follow the key."""
     extra_len: int
-    """Bytes behind the payload that only the writer reads, such as the prompt updates of an item."""
+    """Bytes after the payload that only the writer reads, such as the prompt updates of an item."""
     stored_at: float | None
     deleted: bool
     """Whether it was deleted; its space is free once it is no longer held."""

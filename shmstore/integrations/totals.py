@@ -36,7 +36,7 @@ def show_totals(name: str) -> None:
     @functools.wraps(theirs)
     def with_totals(self: MultiProcessCollector) -> Iterator[Metric]:
         yield from theirs(self)
-        with suppress(ShmStoreError, OSError):  # a store that is gone has no figures
+        with suppress(ShmStoreError, OSError):  # a store that was removed has no figures
             yield from store_totals(name)
 
     MultiProcessCollector.collect = with_totals  # type: ignore[method-assign]

@@ -51,7 +51,7 @@ class MultiModalCacheConfig:
     """Maximum number of items in the segment; the limit of unread references grows with it. For `shm` only.
 
     None means that of `max_objects` of `StoreOptions`. Set a larger number if most items are smaller than 16 KiB, or a
-    part of the segment is never used. Each item takes about 110 bytes (1 rank) to 330 bytes (32 ranks) beside
+    part of the segment is never used. Each item takes about 110 bytes (1 rank) to 330 bytes (32 ranks) next to
     `ipc_cache_gb`."""
     shm_name: str | None = None
     """POSIX name of the segment; None means a unique name. It is ignored if there is no segment.

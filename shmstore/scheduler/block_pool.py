@@ -43,7 +43,7 @@ class BlockPool:
     * `events` keeps KV events for `take_events`; `int_event_hashes` makes their hashes integers.
     * `metrics` is notified last of blocks that were handed out, accessed and evicted; its exceptions are only logged.
     * `free_order` says where freed blocks without a key go. "uncached_first": to the head of the queue, because
-      nobody can find their contents. "tail": behind the others.
+      nobody can find their contents. "tail": after the others.
     * `specs` are the specs of the groups, by group id; events name the kind and window of those they know.
 
     A refusal is a ValueError (TypeError for a number that is not an integer) and leaves the pool as it was.
@@ -76,7 +76,7 @@ class BlockPool:
         self.watched = events or metrics is not None
         """Whether changes of blocks are reported."""
         self.core = Pool(num_blocks, FREE_ORDERS[free_order])
-        """The C pool behind this one; for the managers."""
+        """The C pool that this one wraps; for the managers."""
         self.core.log(events)
         # C logs the removed keys. The other events wait here as functions, each with the log's length before it.
         self._pending: list[tuple[int, Callable[[], KVCacheEvent]]] = []
@@ -149,7 +149,7 @@ class BlockPool:
     ) -> None:
         """Give blocks num_cached … num_full-1 of a request their keys, from its block hashes.
 
-        Null blocks may lead the range and get no key. ValueError for a null block behind another block, a block that
+        Null blocks may lead the range and get no key. ValueError for a null block after another block, a block that
         has a key, fewer blocks or hashes than `num_full`, and negative numbers; and if caching is off.
         """
         if not self.enable_caching:

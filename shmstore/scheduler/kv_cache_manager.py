@@ -360,7 +360,7 @@ class KVCacheManager:
             self._notify(request_id, source, hashes, b"", b"")
 
     def _boundaries(self, request: Any) -> tuple[int, int, int]:
-        """Return where later requests go on: after this prompt, the same with more behind it, and where others part."""
+        """Return where later requests go on: after this prompt, the same with more after it, and where others part."""
         again, longer, block = request.num_prompt_tokens - 1, -1, self._alignment
         if self._drops:  # EAGLE computes the last block again
             again, longer = (max(tokens // block * block - block, 0) for tokens in (again, again + 1))

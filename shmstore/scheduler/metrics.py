@@ -128,7 +128,7 @@ class KVCacheMetricsCollector:
             sample.accesses.append(self._clock())
 
     def on_block_evicted(self, block: KVCacheBlock) -> None:
-        """Record the lifetime of a sampled block, because its contents are gone."""
+        """Record the lifetime of a sampled block, because its contents are lost."""
         sample = self._samples.pop(block.block_id, None)
         if sample is not None:
             now, seen = self._clock(), list(sample.accesses)

@@ -48,7 +48,7 @@ def _built(meta: bytes, mode: Mode, nbytes: int, source: Any) -> Any:
 
 
 class MsgpackSerde:
-    """Stores the tree as msgpack and the bytes of its tensors and arrays beside it; shmstore.serde.wire has the format.
+    """Stores the tree as msgpack and the bytes of its tensors and arrays after it: see shmstore.serde.wire.
 
     It stores str, bytes, int, float, bool, None, tensors, arrays, numpy's scalars of fixed size, `torch.Size` and
     registered types (`register_type`), and dicts, lists and tuples of them. Containers may be nested 100 deep. Dict

@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
     fills: Sequence[tuple[int, int, Any]]
     """(offset, bytes, source) of each other leaf; ``serde.fill(dst, source)`` writes it to that part of the payload."""
     keepalive: Any
-    """Owner of the memory behind `spans`; the store holds it until the copies are done."""
+    """Owner of the memory of `spans`; the store holds it until the copies are done."""
 
 
 class Layout(NamedTuple):

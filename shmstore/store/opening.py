@@ -88,14 +88,14 @@ class Openable(Closable):
     ) -> Self:
         """Create a store and be its writer; all the space that it may fill is reserved before this returns.
 
-        The store goes when its last writer closes. One that must outlive its processes is made by `open`.
+        The store is removed when its last writer closes. One that must outlive its processes is made by `open`.
         The options are those of `StoreOptions`: `capacity` and `n_readers` are what each store needs, and the rest
         has defaults. With `n_writers` above 1 this process is writer 0, and the others `join`.
 
         With `name` None the name is unique and the store ends with its process: a normal exit removes it, and after a
         kill the next `create` does.
         With `writes` False this process owns the store and has no arena: `n_writers` others `join`, and a put here is a
-        NoArenaError. The store goes when the owner and all writers have closed.
+        NoArenaError. The store is removed when the owner and all writers have closed.
         With `memfd` the store has no file in any folder, and lives as long as a process has it open. Its handle leads
         to it until this writer is closed, in processes that see this one in /proc and may look into it; others get the
         descriptor by `StoreHandle.send`. Nobody can change its size. No folder bounds it, so a capacity that the host
@@ -377,9 +377,9 @@ class Openable(Closable):
         return self._registered.nbytes
 
     def close(self, unlink: bool | None = None) -> None:
-        """Close the store; idempotent. What `create` made goes with its last writer, what `open` had stays.
+        """Close the store; idempotent. What `create` made is removed with its last writer, what `open` had stays.
 
-        If the last one closes with `unlink` True, the store goes in either case, and with False it stays for `open`;
+        If the last one closes with `unlink` True, the store is removed in any case, and with False it stays for `open`;
         an owner without an arena cannot have a store of a generated name stay.
         Readers keep what they have; views stay valid.
         """

@@ -171,16 +171,16 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         device: "torch.device | str | None" = None,
         stream: Any = None,
     ) -> Any:
-        """Return the object as read-only views, which hold it until the last one is gone; acknowledge its lease.
+        """Return the object as read-only views, which hold it until the last one is freed; acknowledge its lease.
 
         The same reference may be read again, as long as the object is there. Writing to a tensor view is a
         segmentation fault: torch has no read-only tensors, but the pages are read-only. With `copy` the value is
-        private and writable, and holds nothing. Raises StaleRefError if the object is gone, or was never there.
+        private and writable, and holds nothing. Raises StaleRefError if the object was evicted, or was never there.
         If so because the store itself was removed: StoreNotFoundError, or StoreClosedError if there is a new one under
         its name. What is still there can be read all the same.
 
         With `private` the value is writable, and nobody else sees what is written, but only pages that are written are
-        copied. It holds the object until the last view is gone, as views do. Raises SharedMemoryError if there is no
+        copied. It holds the object until the last view is freed, as views do. Raises SharedMemoryError if there is no
         memory for its mapping, and nothing is acknowledged then; TypeError with `copy` or `device`. A serializer other
         than `MsgpackSerde` copies.
 
@@ -235,7 +235,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         return self._reader.claims()
 
     def release(self, ref: ObjectRef) -> bool:
-        """Acknowledge without reading; return False if the lease is over or its object is gone.
+        """Acknowledge without reading; return False if the lease is over or its object was evicted.
 
         Raises StaleRefError if the object is here and this reference was never handed out for it, and like `get` if the
         store was removed.
@@ -254,7 +254,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         return ReaderStats(**self._reader.stats())
 
     def close(self) -> None:
-        """End all calls; views stay valid, and the rank stays taken until the last of them is gone. Idempotent."""
+        """End all calls; views stay valid, and the rank stays taken until the last of them is freed. Idempotent."""
         if self._open:
             finish()
             for memory in self._registered.values():

@@ -1,7 +1,7 @@
 """`DirectoryTier`: a tier in a directory, for one host with a disk or for several with a network file system.
 
 A value is a file, ``ab/ab12...ef.shmstore``, named for the hash of its key: a line of text, a table (`table.py`), and
-the spans without a gap. A writer fills a temporary file beside it and renames that, so a reader sees the old file or
+the spans without a gap. A writer fills a temporary file next to it and renames that, so a reader sees the old file or
 the new one. A file that was cut short, forged or written by another version is a miss.
 """
 

@@ -120,7 +120,7 @@ def test_a_store_may_be_named_by_its_file(command: str, prefix: str) -> None:
 def test_ls_shows_what_is_ours_and_its_condition(
     run: object, condition: str, stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also beside a store whose name leaves no room for columns on a usual screen."""
+    """Also next to a store whose name leaves no room for columns on a usual screen."""
     monkeypatch.setattr(tables, "_PLAIN_WIDTH", WIDTH)
     stores.create(name=store_name() + "x" * 150)
     with case(condition) as name:

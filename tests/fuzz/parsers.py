@@ -55,7 +55,7 @@ def updates(data: bytes) -> None:
 
 
 def span(writer: ObjectStoreWriter) -> Callable[[bytes], None]:
-    """Return a target that fetches an object whose head are the bytes behind the first, and whose payload is short."""
+    """Return a target that fetches an object whose head are the bytes after the first, and whose payload is short."""
 
     def fetched(data: bytes) -> None:
         always: Any = lambda _: True  # noqa: E731

@@ -97,6 +97,6 @@ def test_where_sglang_is_known_what_a_killed_server_has_left_is_removed_at_load(
         server.kill()
     assert left.exists()
     monkeypatch.setattr(compare, "difference", lambda: None)
-    with pytest.raises(ModuleNotFoundError):  # of SGLang, behind the decision
+    with pytest.raises(ModuleNotFoundError):  # of SGLang, after the decision
         sglang.register()
     assert ("in", False) == (os.environ[AGREED], left.exists())

@@ -14,7 +14,7 @@ from shmstore.scheduler import KVCacheManager, Request
 from tests.scheduler import model
 from tests.scheduler.helpers import features, hasher, manager
 
-# (groups, hash block size, options): every kind alone and beside full attention, unlike sizes, several of a kind,
+# (groups, hash block size, options): every kind alone and with full attention, unlike sizes, several of a kind,
 # several kinds in any order, and groups of a draft model.
 SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
     ([("full", 4)], 4, {}),

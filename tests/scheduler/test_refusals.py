@@ -221,7 +221,7 @@ def test_a_block_of_a_pool_may_be_anything_that_has_its_id() -> None:
 
 
 class Case:
-    """A manager in which a request has blocks and another has none, and managers beside it."""
+    """A manager in which a request has blocks and another has none, and managers next to it."""
 
     def __init__(self) -> None:
         self.kv, self.other = (manager(30, FULL) for _ in range(2))

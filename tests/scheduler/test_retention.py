@@ -10,7 +10,7 @@ from shmstore.scheduler import BlockStored, KVCacheManager, Request
 from tests.scheduler.helpers import manager, request
 
 FULL, WINDOW = ("full", 4), ("sw", 4, 8)
-"""A request goes on behind two blocks of the window."""
+"""A request goes on after two blocks of the window."""
 PROMPT = list(range(24))
 
 

@@ -58,11 +58,11 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "nothing": (None, AttributeError),
     "meta of text": (PAIR._replace(meta="m"), TypeError),
     "negative nbytes": (PAIR._replace(nbytes=-1), OverflowError),
-    "a span behind the end": (PAIR._replace(spans=((60, 5, 1),)), ValueError),
-    "a span that begins behind the end": (PAIR._replace(spans=((65, 0, 1),)), ValueError),
+    "a span past the end": (PAIR._replace(spans=((60, 5, 1),)), ValueError),
+    "a span that begins past the end": (PAIR._replace(spans=((65, 0, 1),)), ValueError),
     "a span before the start": (PAIR._replace(spans=((-1, 5, 1),)), OverflowError),
     "a span from nowhere": (PAIR._replace(spans=((0, 5, 0),)), ValueError),
-    "a span behind the end, and a fill": (PAIR._replace(spans=((60, 5, 1),), fills=((0, 5, None),)), ValueError),
+    "a span past the end, and a fill": (PAIR._replace(spans=((60, 5, 1),), fills=((0, 5, None),)), ValueError),
 }
 
 

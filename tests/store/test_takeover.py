@@ -97,7 +97,7 @@ def test_a_reader_waits_for_its_store_without_spinning(stores: Stores, name: str
 
 
 def test_a_creation_that_is_going_on_is_waited_for(stores: Stores, name: str) -> None:
-    """The creator is stopped behind its first word, so what wakes the reader is the end of the creation."""
+    """The creator is stopped after its first word, so what wakes the reader is the end of the creation."""
 
     def create() -> None:
         with ObjectStoreWriter.open(name, capacity=256 << 20, n_readers=2, prefault=True) as writer:

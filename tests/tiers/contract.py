@@ -63,7 +63,7 @@ def verifies(value: list[bytes]) -> bool:
 
 
 class Contract:
-    """The cases. Set `whole` where a fetch beside publishes of its key finds exactly one of them, and never misses."""
+    """The cases. Set `whole` where a fetch during publishes of its key finds exactly one of them, and never misses."""
 
     whole = False
 

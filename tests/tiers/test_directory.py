@@ -228,7 +228,7 @@ def test_a_full_file_system_is_no_room_and_the_older_value_stays(small: Path) ->
         with pytest.raises(TierFullError, match="No space left") as caught:
             publish(tier, "key", b"newer", bytes(900_000))
         assert "remove" in caught.value.hint
-    assert 1 == len(files(small)), "half a file stays behind"
+    assert 1 == len(files(small)), "half a file remains"
     assert [b"older", bytes(300_000)] == fetch(tier, "key")
     publish(tier, "key", b"newer", bytes(400_000))
     assert [b"newer", bytes(400_000)] == fetch(tier, "key")

@@ -433,7 +433,7 @@ def test_an_interrupted_fetch_keeps_nobody_waiting(here: Side, memory: MemoryTie
 @pytest.mark.parametrize("call", ["publish", "remove", "clear", "flush"])
 def test_another_thread_can_publish_after_an_interrupt(memory: MemoryTier, call: str, begun: bool) -> None:
     arguments: list[Any] = {"publish": [KEY], "remove": [[KEY]], "clear": [], "flush": [10]}[call]  # type: ignore[assignment]
-    # Not in the start of a thread by Python, which leaves a thread behind.
+    # Not in the start of a thread by Python, which leaves a thread.
     files = [store_tier.__file__, write_behind.__file__] + [threading.__file__] * begun
     for number in itertools.count(1):
         with store() as writer:

@@ -174,7 +174,7 @@ class Server:
         return found
 
     def claimed(self) -> bool:
-        """Return whether one of its processes has a claim: a lock on a byte far behind the end of the store's file."""
+        """Return whether one of its processes has a claim: a lock on a byte far past the end of the store's file."""
         any_byte = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 1 << 61, 0, 0)
         with open(f"/dev/shm/{self.store().name}", "rb+") as file:
             kind, *_ = struct.unpack("hhqqi", fcntl.fcntl(file, fcntl.F_OFD_GETLK, any_byte))

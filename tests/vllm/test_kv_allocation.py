@@ -1,4 +1,4 @@
-"""Our block tables beside vLLM's: random schedulers with connectors, steps in flight and gates, every answer compared.
+"""Our block tables compared with vLLM's: random schedulers with connectors, steps in flight and gates.
 
 vLLM's manager is the reference. Both get the same requests and the same calls. Their block ids must be equal, so that
 one that hands out, keeps or gives back another block is found at once.

@@ -14,7 +14,7 @@ from shmstore.inspect.segments import find_segments, look_at, remove_segment, se
 
 _RECOVERABLE = "could be recovered"
 _RECOVERABLE_ELSEWHERE = "another version may recover it"
-_EPHEMERAL = "nobody knows its name; the next create removes it"
+_EPHEMERAL = "ephemeral: its name was generated; the next `create` removes it"
 
 _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.

@@ -117,7 +117,7 @@ def _check_size(tier: Tier, source: Any, target: Any, nbytes: int, count: int) -
                 tier.remove([key])
         if not there:
             hint = f"its server may be too small for its load; or {_OTHERS}"
-            raise TierError(f"a value of {size(nbytes)} was gone right after it was put", hint=hint)
+            raise TierError(f"a value of {size(nbytes)} was missing right after it was put", hint=hint)
         if not np.array_equal(value, target[: _META + nbytes]):
             raise TierError(f"a value of {size(nbytes)} came back with other bytes", hint=_OTHERS)
     return Figure(nbytes, *(_times(taken[call]) for call in ("publish", "fetch", "has")))

@@ -108,7 +108,9 @@ class ShmPointerMMData(mm_utils.ShmPointerMMData):  # type: ignore[misc]
         if self._ref is None:
             super().close_and_unlink()
             return
-        with suppress(ShmStoreError, OSError, TypeError, ValueError):  # the store is gone, not for this rank, or none
+        with suppress(
+            ShmStoreError, OSError, TypeError, ValueError
+        ):  # the store was removed, not for this rank, or none
             _reader(self._store).release(self._ref)
 
     def __del__(self) -> None:

@@ -222,7 +222,7 @@ def _modality(item: MultiModalKwargsItem, updates: Any) -> str | None:
 
 @cache
 def _collector() -> ShmStoreCollector:
-    """Return what shows the stores of this process beside vLLM's own metrics."""
+    """Return what shows the stores of this process next to vLLM's own metrics."""
     collector = ShmStoreCollector()
     with suppress(ValueError):  # the application shows stores by a collector of its own
         REGISTRY.register(collector)

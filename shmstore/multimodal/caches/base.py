@@ -74,7 +74,7 @@ class Begun(list[bool | None], AbstractContextManager[Any]):
     """The answer of `begin` for each hash: True, cached; False, yours to make; None, another one makes it still.
 
     It has the claims on what is yours. Each ends when its item is stored, sent inline or refused; all end at the end of
-    a `with` block, or as garbage. So keep it until then, and let go of it if you fail.
+    a `with` block, or as garbage. So keep it until then, and drop it if you fail.
     """
 
     def __init__(self, answers: Iterable[bool | None]) -> None:

@@ -4,11 +4,11 @@ The shadow has the keys of P1's cache, with the same sizes in the same order, bu
 
     touch every hash of the batch, in order; then, in order, touch what is held and store what is not
 
-with the same hashes and sizes. The shadow therefore loses a key when P1 loses the item. Beside a key, P0 keeps a value
+with the same hashes and sizes. The shadow therefore loses a key when P1 loses the item. Next to a key, P0 keeps a value
 (its prompt updates; in the mirrored form, the item), and bounds the sum of these separately. A key is *cached* if P0
 has its value. Other keys are in the shadow only for their sizes. Three rules follow:
 
-1. cached ⊆ shadow: a value goes with its key, and only a store adds one.
+1. cached ⊆ shadow: a value is removed with its key, and only a store adds one.
 2. While the order is the same, shadow ⊆ P1: both have the most recently used keys that fit, and all sizes are equal.
    Removing a key from the middle would break this, because P0 would count on room that P1 does not have. `invalidate`
    and a full book of values therefore remove the value and leave the key.
@@ -16,7 +16,7 @@ has its value. Other keys are in the shadow only for their sizes. Three rules fo
    `CacheMissError`. Everything that this request brought is missing in P1, too. P0 does not know which request it was,
    only that it came after the one that sent the missing item. `invalidate` therefore takes back everything sent since
    then. Otherwise two items of one request could reject each other endlessly, because each is sent only if the other is
-   not. A batch may evict a key that it counts on, so P0 remembers for a while when it sent a key that has gone.
+   not. A batch may evict a key that it counts on, so P0 remembers for a while when it sent a key that was evicted.
 
 4. An item that is given for a key that is cached is compared with what P0 has. If it differs, it is sent, and P1 stores
    it in place of the one before. P0 keeps such an item, and sends it with every later hit. For P1 may still have the
@@ -44,7 +44,7 @@ from shmstore.multimodal.values.nested import nested_equal
 from shmstore.multimodal.values.types import CacheTypes, ItemT, ProcessorInput, ProcessorOutput, UpdatesT
 
 _REMEMBERED = 4096
-"""Number of keys that are remembered after they have gone; far more than the items of all requests in flight."""
+"""Number of keys that are remembered after their eviction; far more than the items of all requests in flight."""
 
 
 class NewItem(NamedTuple, Generic[ItemT, UpdatesT]):
@@ -68,7 +68,7 @@ class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """Of each key, the number of lookups before the batch that sent it."""
         self._kept: Bounded[str, Any] = Bounded(kept_capacity)
         self._departed: OrderedDict[str, int] = OrderedDict()
-        """The same number of keys that have gone."""
+        """The same number of evicted keys."""
         self._counts = HitCounter()
         self._guard = Guard(self._kept, self._empty)
 

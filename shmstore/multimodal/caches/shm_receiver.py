@@ -89,8 +89,8 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item that the reference names, or that arrived inline; CacheMissError if it is not there.
 
-        It is not there for None, for a reference of another store, and for one whose object is gone. An object can go
-        only after its lease is over: every worker has read it, or it was released. Raises TypeError for anything else,
+        It is not there for None, for a reference of another store, and for one whose object was evicted: only after
+        its lease is over, because every worker has read it, or it was released. Raises TypeError for anything else,
         and StoreNotFoundError or StoreClosedError if the store was removed, like `ObjectStoreReader.get`.
         ObjectBusyError comes after three of these, if the writer was stopped for so long.
         """

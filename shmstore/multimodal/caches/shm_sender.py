@@ -239,7 +239,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                 for mm_hash, mm_item in zip(mm_hashes, mm_items, strict=True):
                     if mm_item is not None:
                         given.setdefault(mm_hash, mm_item)
-                if not absent <= given.keys():  # gone since it was looked for, or without a lease entry
+                if not absent <= given.keys():  # evicted since it was looked for, or without a lease entry
                     raise CacheMissError(dict.fromkeys(h for h in mm_hashes if h in absent and h not in given))
                 if self.tier is not None:
                     for mm_hash in given:

@@ -37,7 +37,7 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
         self._writer = writer
         self._native = internals_of(writer).native
         self._decoded: dict[bytes, Any] = {}
-        """By object id. Ids are never reused, so an entry may stay when its object goes."""
+        """By object id. Ids are never reused, so an entry may stay when its object is evicted."""
         self._beside: dict[str, tuple[int, Any]] = {}
         """By key, with the object's id: what is not stored."""
         self._drop_at = 1024
@@ -66,7 +66,7 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
             return UNKNOWN
         try:
             packed = self._native.extra(ref.to_bytes())
-        except StaleRefError:  # no rank is expected, and it has gone already
+        except StaleRefError:  # no rank is expected, and it is evicted already
             return UNKNOWN
         if not packed:
             return UNKNOWN

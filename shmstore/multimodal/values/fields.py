@@ -56,7 +56,7 @@ class MultiModalField(ABC):
                     f"the elements of key {shown(elem.key)} must have matching fields, not {', '.join(kinds)}"
                 )
         joined = self._join([elem.data for elem in elems])
-        # Data that was not joined is still a view, whose memory may go before an asynchronous copy is done.
+        # Data that was not joined is still a view, whose memory may be freed before an asynchronous copy is done.
         return to_device(page_locked(joined) if pin_memory else joined, device)
 
     def _joins_with(self, other: MultiModalField) -> bool:

@@ -1,6 +1,6 @@
 """The scheduler's side of the connector: it finds stored outputs by key, and claims those that its engine will make.
 
-What it holds belongs to one step: it is taken when vLLM asks about a request, and let go when the step is built without
+What it holds belongs to one step: it is taken when vLLM asks about a request, and released if the step is built without
 it, or when the output of that step has come. So allocations and frees of vLLM need not pair, a request that ends
 somewhere leaves nothing, and one that waits lets nobody wait. All of it falls with the process.
 """
@@ -139,7 +139,7 @@ class SchedulerSide:
     def _touch(self, key: str) -> None:
         """Count a use that vLLM's own caches hide from the store."""
         if key:
-            self._reader.find(key, namespace=self._scope.name)  # garbage is let go
+            self._reader.find(key, namespace=self._scope.name)  # garbage is released
 
     def _find(self, key: str, feature: Any) -> PinnedRef | None:
         """Hold a stored output until the step is built; None if there is none."""
@@ -203,7 +203,7 @@ class SchedulerSide:
         self._lost.discard(request.request_id)
 
     def lost(self) -> set[str]:
-        """Return the requests that must fail, and let go what the oldest step held: vLLM asks when its output has come.
+        """Return the requests that must fail, and release what the oldest step held; vLLM asks when it has ended.
 
         The workers have loaded what it needed, and stored what they made, or are about to.
         """
@@ -217,7 +217,7 @@ class SchedulerSide:
     # ---- a step
 
     def build(self, output: Any) -> Step:
-        """Return what the workers do in this step, and let go what it does not need."""
+        """Return what the workers do in this step, and release what it does not need."""
         step = Step(self._scope.name)
         under_way: list[PinnedRef | Claim] = []
         for request_id, index, feature in self._allocated:

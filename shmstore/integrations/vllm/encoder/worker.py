@@ -64,7 +64,7 @@ def _commit(output: Any, event: Any, place: Reservation) -> None:
 
 
 class WorkerSide:
-    """What one worker has of the store. The stages behind the first neither encode nor load."""
+    """What one worker has of the store. The stages after the first neither encode nor load."""
 
     def __init__(self, settings: Settings, device: str, *, stores: bool) -> None:
         self._device = device
@@ -94,7 +94,7 @@ class WorkerSide:
         if self._reader is not None:
             for identifier, ref in step.loads.items():
                 cache[identifier] = self._read(self._reader, ref)
-            if self._device == "cuda":  # let go what was copied from
+            if self._device == "cuda":  # release what was copied from
                 self._pool.submit(finish)
 
     def _read(self, reader: ObjectStoreReader, ref: ObjectRef) -> Any:
