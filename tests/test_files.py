@@ -49,7 +49,7 @@ def test_an_empty_file_may_be_an_unfinished_store_if_its_name_was_generated(pref
 
 
 @pytest.mark.parametrize("length", [64, 4096])
-def test_a_named_store_that_was_cut_is_damaged_and_not_one_that_the_next_create_removes(length: int) -> None:
+def test_create_does_not_remove_a_truncated_named_store(length: int) -> None:
     with case("dead") as name:
         os.truncate(SHM / name, length)
         file = classify(name)

@@ -22,7 +22,7 @@ static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint3
     /* release: an owner that reads it in place of an older one then sees the count before it, and scans */
     atomic_store_explicit(&t->dropped_at[drops % SHMS_DROPS], slot, memory_order_release);
     shms_set(&shms_holds_row(&w->seg)[slot].dropped, shms_get(&seen.id));
-    SHMS_STEP("D2"); /* after the slot and the id; pairs with D3 */
+    SHMS_STEP("D2"); /* after the slot and the id; pairs with D3, which reads them once it sees the count */
     atomic_store_explicit(&t->drops, drops + 1, memory_order_release);
     return true;
 }
@@ -67,7 +67,7 @@ static void scan(struct shms_writer *w, uint32_t slots) {
 void shms_delete_dropped(struct shms_writer *w) {
     for (uint32_t o = 0; o < w->seg.layout.n_writers; o++) {
         const shms_writer_table *t = shms_segment_writer(&w->seg, o);
-        SHMS_STEP("D3"); /* pairs with D2 */
+        SHMS_STEP("D3"); /* pairs with D2: whoever sees the count sees what was dropped */
         uint64_t drops = atomic_load_explicit(&t->drops, memory_order_acquire), seen = w->drops_seen[o];
         if (o == w->seg.arena || drops == seen)
             continue;

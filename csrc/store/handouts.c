@@ -268,9 +268,10 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
     uint64_t seen;
     do { /* a rank that attaches meanwhile sees the retirement (A4), or T2 sees it and retires its new epoch */
         seen = atomic_load_explicit(epoch, memory_order_seq_cst);
-        SHMS_STEP("T1"); /* pairs with A4 */
+        SHMS_STEP("T1"); /* pairs with A4: a rank that attaches later sees it, so no older lease is for it */
         atomic_store_explicit(&w->seg.writer->retired[rank], seen + 1, memory_order_seq_cst);
-        SHMS_STEP("T2"); /* pairs with A3 */
+        /* pairs with A3: the rank or this call sees the other, so no retirement is for an epoch that is over */
+        SHMS_STEP("T2");
     } while (atomic_load_explicit(epoch, memory_order_seq_cst) != seen);
     /* after it; other writers, whose objects this one leases, poll it */
     shms_word *retirements = &w->seg.writer->retirements;

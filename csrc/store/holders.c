@@ -36,7 +36,7 @@ static bool gone(struct shms_writer *w, uint32_t peer) {
             attached = atomic_load_explicit(&shms_segment_reader(&w->seg, peer)->epoch, memory_order_seq_cst) > 0;
             SHMS_STEP("W1c");
         } else {
-            SHMS_STEP("W3w"); /* pairs with that writer's death */
+            SHMS_STEP("W3w"); /* pairs with that writer's death: the lease of a dead writer promises nothing */
         }
         int role = peer < n_ranks ? (int)peer : SHMS_ROLE_OF_WRITER(peer - n_ranks);
         p->gone = attached && !shms_segment_held(&w->seg, role);
@@ -69,7 +69,7 @@ static bool lease_acknowledged_by(struct shms_writer *w, uint32_t r, uint32_t en
 static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *expected) {
     uint32_t n_entries = w->leases.n_entries, of_all = shms_writer_global(w, slot), mark = 0;
     bool held = false;
-    SHMS_STEP("W3f"); /* pairs with B4 and C2 */
+    SHMS_STEP("W3f"); /* pairs with B4 and C2: a writer whose pin is over has its lease in the list */
     uint32_t next = atomic_load_explicit(&shms_segment_holds(&w->seg, o)[of_all].first, memory_order_acquire);
     if (expected && next && writer_gone(w, o))
         return false;
@@ -79,7 +79,7 @@ static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *ex
         const shms_lease *e = shms_segment_lease(&w->seg, o * n_entries + next - 1);
         /* Before `what`: pairs with L2 and C1. If the entry has come to another lease between the two loads, that lease
          * is on another slot. */
-        SHMS_STEP("W3n");
+        SHMS_STEP("W3n"); /* the entry may serve another lease by now */
         uint64_t number = atomic_load_explicit(&e->number, memory_order_acquire), what = shms_get(&e->what);
         if (number == 0 || shms_lease_slot(what) != of_all)
             return !writer_gone(w, o);
@@ -97,7 +97,8 @@ static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *ex
 
 /* The own slot that another writer has pinned, or SHMS_NONE. */
 static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
-    SHMS_STEP("W3h"); /* pairs with B1; also an acquire, which pairs with B5 */
+    /* pairs with B1: the pin is seen here, or its writer sees EVICTING; also an acquire, which pairs with B5 */
+    SHMS_STEP("W3h");
     uint64_t slot = atomic_load_explicit(&shms_segment_writer(&w->seg, o)->pinning, memory_order_seq_cst);
     slot -= 1 + (uint64_t)shms_writer_global(w, 0);
     return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
@@ -218,7 +219,8 @@ static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
         const shms_pin *pins = shms_pin_of(w, r, 0);
         for (uint32_t i = 0; i < n; i++) {
-            SHMS_STEP("W3"); /* pairs with R1; also an acquire, which pairs with R4 */
+            /* pairs with R1: the pin is seen here, or the reader sees EVICTING; also an acquire, which pairs with R4 */
+            SHMS_STEP("W3");
             if (shms_pin_count(&pins[slots[i]], memory_order_seq_cst) == 0)
                 continue;
             SHMS_STEP("W3p");

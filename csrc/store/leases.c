@@ -26,7 +26,7 @@ static void set_first(shms_leases *l, uint32_t slot, uint32_t entry) {
         l->first[slot - l->base] = entry;
         return;
     }
-    SHMS_STEP("B4"); /* or C2; release: pairs with W3f, which reads the entry behind it */
+    SHMS_STEP("B4"); /* or C2; release: pairs with W3f, which reads the entry that `first` names */
     atomic_store_explicit(&shms_holds_row(l->seg)[slot].first, entry + 1, memory_order_release);
 }
 
@@ -35,7 +35,7 @@ static void set_next(shms_leases *l, uint32_t entry, uint32_t next) {
     l->next[entry] = next;
     if (is_own(l, l->slot[entry]))
         return;
-    SHMS_STEP("C2"); /* release: pairs with W3f */
+    SHMS_STEP("C2"); /* release: pairs with W3f, which must not walk into an entry that serves another lease */
     shms_word *what = &l->table[entry].what;
     atomic_store_explicit(what, shms_lease_with_next(shms_get(what), next + 1), memory_order_release);
 }
@@ -87,7 +87,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
             continue;
         }
         if (number) {
-            SHMS_STEP("V3");
+            SHMS_STEP("V3"); /* not published, not live, or not to be kept */
             atomic_store_explicit(&e->number, 0, memory_order_release);
         }
         l->free[l->n_free++] = i;
@@ -107,7 +107,7 @@ void shms_leases_untake(shms_leases *l, uint32_t entry) {
 uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint32_t group, uint64_t now_ns) {
     shms_lease *e = &l->table[entry];
     uint64_t number = shms_get(&l->writer->next_lease);
-    SHMS_STEP("L1");
+    SHMS_STEP("L1"); /* before L2: a crash loses only a number */
     atomic_store_explicit(&l->writer->next_lease, number + 1, memory_order_release);
     /* orders L1, and the 0 of C1, before the stores below; pairs with the inspector's second read */
     atomic_thread_fence(memory_order_release);
@@ -115,7 +115,7 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     shms_set(&e->what, shms_lease_what(slot, false, group, is_own(l, slot) ? 0 : first_of(l, slot) + 1));
     shms_set(&e->id, id);
     shms_set(&e->opened_ns, now_ns);
-    SHMS_STEP("L2"); /* release; pairs with R3a */
+    SHMS_STEP("L2"); /* release, last of the entry; pairs with R3a, which asks for this number */
     atomic_store_explicit(&e->number, number, memory_order_release);
     link_in(l, entry, slot);
     SHMS_STEP("L3"); /* pairs with A4: the base of a rank that attached earlier is not above this lease */

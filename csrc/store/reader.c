@@ -98,7 +98,7 @@ static int enter(struct shms_reader *r) {
 /* Is the reference's lease open? Then its object stays, even if the writer of the slot is asking who holds it. Without a
  * lease it may be one that another rank has pinned. */
 static bool promised(const struct shms_reader *r, const shms_ref *ref) {
-    SHMS_STEP("R2n"); /* pairs with L2 and C1 */
+    SHMS_STEP("R2n"); /* pairs with L2 and C1: as long as the number stands, the object is promised */
     return ref->lease == 0 ||
            atomic_load_explicit(&shms_segment_lease(&r->seg, ref->entry)->number, memory_order_acquire) == ref->lease;
 }

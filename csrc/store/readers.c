@@ -29,7 +29,7 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
     shms_set(&t->pid, pid);
     shms_set(&t->attached_ns, now_ns);
     /* pairs with W1b, which reads the epoch before W1c probes the lock, held since A1; and with T2 */
-    SHMS_STEP("A3");
+    SHMS_STEP("A3"); /* from here on a free lock means a death; pairs with T2 */
     atomic_store_explicit(&t->epoch, epoch + 1, memory_order_seq_cst);
     for (uint32_t o = 0; o < l->n_writers; o++) {
         SHMS_STEP("A4"); /* `retired` pairs with T1, `published` with L3, `base` with W1a */
@@ -42,7 +42,7 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
 
 void shms_reader_table_close(shms_reader_table *t, const shms_layout *l) {
     for (uint32_t w = 0; w < l->n_writers; w++) {
-        SHMS_STEP("E1"); /* pairs with W1a */
+        SHMS_STEP("E1"); /* pairs with W1a: no lease waits for a closed rank, and its pins stay */
         atomic_store_explicit(&t->base[w], SHMS_CLOSED, memory_order_seq_cst);
     }
 }
@@ -58,9 +58,9 @@ static void count_release(shms_reader_table *t, const shms_layout *l, uint32_t i
 
 enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
                                       uint64_t id) {
-    SHMS_STEP("R1"); /* pairs with W3 */
+    SHMS_STEP("R1"); /* pairs with W3: before R2a, so that one of the two sees the other */
     atomic_fetch_add_explicit(&shms_reader_pins(t)[i], 1, memory_order_seq_cst);
-    SHMS_STEP("R2a"); /* pairs with W2 */
+    SHMS_STEP("R2a"); /* pairs with W2: not LIVE means that the owner may not have seen the pin */
     uint64_t state = atomic_load_explicit(&slot->state, memory_order_seq_cst);
     SHMS_STEP("R2b"); /* after R2a: if LIVE was seen, an id that matches is the id of the live object */
     if (atomic_load_explicit(&slot->id, memory_order_seq_cst) == id && (state == SHMS_LIVE || state == SHMS_EVICTING))
@@ -79,7 +79,7 @@ void shms_reader_table_use(shms_reader_table *t, const shms_slot *slot, uint32_t
 }
 
 static void unpin(shms_reader_table *t, uint32_t i) {
-    SHMS_STEP("R4"); /* pairs with W3 */
+    SHMS_STEP("R4"); /* pairs with W3: what the views read comes before the reuse of the bytes */
     atomic_fetch_sub_explicit(&shms_reader_pins(t)[i], 1, memory_order_release);
 }
 
@@ -103,7 +103,7 @@ int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms
         return 0;
     shms_word *ack = &shms_reader_acks(t, l)[entry];
     /* pairs with W1a; a maximum, so that a thread that slept since R3a does not undo a newer one */
-    SHMS_STEP("R3b");
+    SHMS_STEP("R3b"); /* after R1: whoever sees the acknowledgement sees the pin */
     uint64_t seen = atomic_load_explicit(ack, memory_order_relaxed);
     while (seen < number)
         if (atomic_compare_exchange_weak_explicit(ack, &seen, number, memory_order_release, memory_order_relaxed)) {

@@ -69,7 +69,7 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     /* Readers may wait from here to W4. So touch no line of memory that is not needed, and let no load depend on the
      * one before. */
     for (uint32_t i = 0; i < n; i++) {
-        SHMS_STEP("W2"); /* together with the fence, pairs with R2a */
+        SHMS_STEP("W2"); /* together with the fence, pairs with R2a: before the pins are read */
         shms_set(&slots[victims[i]].state, SHMS_EVICTING);
     }
     atomic_thread_fence(memory_order_seq_cst);
@@ -77,9 +77,9 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
         if (go)
             /* before the first byte is reused, or a successor would set half-written bytes to LIVE */
-            SHMS_STEP("W4");
+            SHMS_STEP("W4"); /* the bytes may be reused from here on */
         else
-            SHMS_STEP("W5");
+            SHMS_STEP("W5"); /* somebody holds it after all */
         atomic_store_explicit(&slots[victims[i]].state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
     }
     if (!go)

@@ -15,13 +15,13 @@ static void release_all(const shms_segment *seg) {
     shms_holds *row = shms_holds_row(seg);
     uint32_t slots = shms_all_slots(&seg->layout);
     uint64_t pinned = shms_get(&seg->writer->pinning) - 1;
-    SHMS_STEP("J1"); /* pairs with W3h */
+    SHMS_STEP("J1"); /* pairs with W3h: else the owner takes the dead pin for a living one */
     atomic_store_explicit(&seg->writer->pinning, 0, memory_order_release);
     if (pinned < slots)
         shms_holds_count(seg, (uint32_t)pinned);
     for (uint32_t s = 0; s < slots; s++)
         if (atomic_load_explicit(&row[s].first, memory_order_relaxed)) {
-            SHMS_STEP("J2"); /* pairs with W3f */
+            SHMS_STEP("J2"); /* pairs with W3f: the same for the dead leases */
             atomic_store_explicit(&row[s].first, 0, memory_order_release);
             shms_holds_count(seg, s);
         }
@@ -44,7 +44,7 @@ static bool open_again(const shms_segment *seg, uint32_t entry, bool *patient) {
         return false;
     _Atomic uint32_t *first = &shms_holds_row(seg)[slot].first;
     shms_set(&e->what, shms_lease_with_next(what, atomic_load_explicit(first, memory_order_relaxed)));
-    SHMS_STEP("B4"); /* release: pairs with W3f, which reads the entry behind it */
+    SHMS_STEP("B4"); /* release: pairs with W3f, which reads the entry that `first` names */
     atomic_store_explicit(first, entry + 1, memory_order_release);
     shms_holds_unpin(seg, slot);
     return true;
@@ -66,14 +66,14 @@ void shms_holds_begin(const shms_segment *seg, bool keep) {
 }
 
 static void pin(const shms_segment *seg, uint32_t slot) {
-    SHMS_STEP("B1"); /* pairs with W3h */
+    SHMS_STEP("B1"); /* pairs with W3h: before B2a, as R1 is before R2a */
     atomic_store_explicit(&seg->writer->pinning, slot + 1, memory_order_seq_cst);
 }
 
 bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {
     const shms_slot *s = shms_segment_slot(seg, slot);
     pin(seg, slot);
-    SHMS_STEP("B2a"); /* pairs with W2 */
+    SHMS_STEP("B2a"); /* pairs with W2: not LIVE is a miss */
     if (atomic_load_explicit(&s->state, memory_order_seq_cst) == SHMS_LIVE && shms_get(&s->id) == id)
         return true;
     shms_holds_unpin(seg, slot);

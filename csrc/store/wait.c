@@ -19,7 +19,7 @@ int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, 
     uint64_t start = 0;
     bool orphan = false, late = false; /* in either case it looks once more: the owner may have decided meanwhile */
     for (uint32_t turn = 0;; turn++) {
-        SHMS_STEP("R2c");
+        SHMS_STEP("R2c"); /* until the owner has decided: LIVE, FREE or another id */
         uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
         if (atomic_load_explicit(&s->id, memory_order_seq_cst) != id)
             return SHMS_ESTALE;
@@ -29,7 +29,7 @@ int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, 
             return orphan ? SHMS_OK : SHMS_EBUSY;
         if (turn < TURNS)
             continue;
-        SHMS_STEP("R2p"); /* pairs with the writer's death */
+        SHMS_STEP("R2p"); /* pairs with the writer's death: nobody else would set the state back */
         orphan = !shms_segment_held(seg, owner);
         if (orphan)
             continue;

@@ -143,7 +143,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         return rc;
     }
     if (!options) {
-        SHMS_STEP("V0");
+        SHMS_STEP("V0"); /* from here on others find this writer alive */
         if (damaged->ino != w->seg.ino)
             *damaged = (damage){.ino = w->seg.ino};
         w->damaged = damaged->arenas;

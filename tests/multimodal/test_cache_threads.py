@@ -187,7 +187,7 @@ def test_a_hit_waits_for_no_other_threads_copy(storing: Storing) -> None:
     assert not stored.done()
 
 
-def test_what_another_thread_is_storing_is_stored_once_and_a_hit_for_who_waited(storing: Storing) -> None:
+def test_two_threads_storing_one_key_store_it_once(storing: Storing) -> None:
     sender, pool, stored, serde = storing
     twice = pool.submit(sender.get_and_update_item, (slow_item(), [update("slow")]), "slow")
     gone = pool.submit(sender.invalidate, ["0"])

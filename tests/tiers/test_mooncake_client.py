@@ -144,7 +144,7 @@ def test_a_client_that_cannot_be_started_is_an_error(tier: MooncakeTier, monkeyp
         tier.has(["a"])
 
 
-def test_memory_that_is_registered_later_is_of_the_next_client_and_of_a_file_that_has_it(
+def test_memory_registered_late_is_mapped_by_the_next_client(
     tier: MooncakeTier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     played(CONNECTS + STOPS, monkeypatch, tmp_path)
