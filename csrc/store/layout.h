@@ -120,7 +120,7 @@ typedef struct shms_superblock {
 } shms_superblock;
 
 typedef struct shms_writer_table {
-    shms_word pid;          /* informative; the lock decides liveness */
+    shms_word pid;          /* informative; the lock decides liveness; 0: it has closed */
     shms_word epoch;        /* incremented by create and by each recover; 0: its data may be a hole */
     shms_word next_id;      /* P1; the id of the next object */
     shms_word next_lease;   /* L1; the number of the next lease */

@@ -122,10 +122,16 @@ int shms_writer_enter_to_end(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
+void shms_writer_say_goodbye(struct shms_writer *w, int unlinks) {
+    if (!shms_has_no_arena(w))
+        shms_set(&w->seg.writer->pid, 0);
+    shms_segment_unlock(&w->seg, unlinks);
+}
+
 void shms_writer_pending_ended(struct shms_writer *w, uint32_t entry) {
     w->leased -= entry != SHMS_NONE;
     if (--w->unfinished == 0 && w->closed)
-        shms_segment_unlock(&w->seg, w->unlinks);
+        shms_writer_say_goodbye(w, w->unlinks);
 }
 
 void shms_writer_refused(struct shms_writer *w, int rc, shms_batch *b) {

@@ -24,6 +24,8 @@ int shms_writer_leave_place(struct shms_writer *w, int rc);
 int shms_writer_enter_to_close(struct shms_writer *w);
 /* For calls that end a pending put: also enters a closed writer whose last pending put has not ended. */
 int shms_writer_enter_to_end(struct shms_writer *w);
+/* Releases the lock of a closed writer without a pending put; so others tell that from a death. */
+void shms_writer_say_goodbye(struct shms_writer *w, int unlinks);
 /* Call it when a pending put's slot has left WRITING. The last pending put of a closed writer releases its lock. */
 void shms_writer_pending_ended(struct shms_writer *w, uint32_t entry);
 /* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */

@@ -227,7 +227,7 @@ static int end(struct shms_writer *w, int unlinks, bool stays) {
         stay(w, SHMS_BEYOND_DEATH);
     w->unlinks = unlinks;
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of pending puts still write */
-        shms_segment_unlock(&w->seg, unlinks);
+        shms_writer_say_goodbye(w, unlinks);
     return shms_writer_leave_place(w, SHMS_OK);
 }
 

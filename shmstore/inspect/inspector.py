@@ -29,6 +29,7 @@ from shmstore.inspect.records import (
     StoreFacts,
     StoreSnapshot,
     WriterInfo,
+    WriterState,
 )
 from shmstore.places import Folder, place_of
 from shmstore.store.arguments import checked_id
@@ -59,6 +60,12 @@ def _bits(words: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(rank for rank in range(number.bit_length()) if number >> rank & 1)
 
 
+def _state(raw: dict[str, Any]) -> WriterState:
+    if raw["writer_alive"]:
+        return "alive"
+    return "free" if not raw["writer_epoch"] else "dead" if raw["writer_pid"] else "closed"
+
+
 def _writer(index: int, raw: dict[str, Any]) -> WriterInfo:
     possible = {name: min(raw[name], raw[limit]) for name, limit in _LIMITS.items()}  # damaged tables say anything
     return WriterInfo(
@@ -66,8 +73,8 @@ def _writer(index: int, raw: dict[str, Any]) -> WriterInfo:
         | possible
         | {"moving": bool(raw["moving"]), "tier": tier_stats(raw["tier"])},
         index=index,
-        state="alive" if raw["writer_alive"] else "dead" if raw["writer_epoch"] else "free",
-        pid=raw["writer_pid"] if raw["writer_epoch"] else None,
+        state=_state(raw),
+        pid=raw["writer_pid"] or None,
         recoveries=max(0, raw["writer_epoch"] - 1),
     )
 

@@ -7,7 +7,7 @@ from shmstore.files import SegmentFile
 from shmstore.store.stats import Counts, KindStats, ReaderCounters, TierStats
 
 ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
-WriterState = Literal["alive", "dead", "free"]
+WriterState = Literal["alive", "closed", "dead", "free"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class WriterInfo(SeenCounts):
 
     index: int
     state: WriterState
-    """What is in the arena of a "dead" one is still read and handed out; "free": there was no writer."""
+    """What is in the arena of a "dead" or "closed" one is still read and handed out; "free": there was no writer."""
     pid: int | None
-    """The process of the current or last writer, as numbered in its PID namespace; None before the first."""
+    """The process of a living or dead writer, as numbered in its PID namespace."""
     recoveries: int
     """Number of times that a new writer has taken the arena over."""
 

@@ -49,8 +49,8 @@ def test_dump_shows_the_leases_of_a_dead_writer_among_all() -> None:
     with three_writers() as (writer, (_, dead)):
         dead.kill()
         brief, everything = (piped("dump", writer.name, *more).out for more in ((), ("--all",)))
-    assert 0 == brief.count("its writer is dead")
-    assert 2 == everything.count("nobody (its writer is dead), of writer 0")
+    assert 0 == brief.count("its writer has ended")
+    assert 2 == everything.count("nobody (its writer has ended), of writer 0")
 
 
 def test_the_ring_shows_the_arenas_one_after_the_other() -> None:

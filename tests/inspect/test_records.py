@@ -207,6 +207,21 @@ def test_of_several_writers_each_has_a_record_and_the_facts_are_their_sums() -> 
     assert sum(slot.span for slot in snapshot.slots) == facts.used_bytes
 
 
+def test_a_writer_that_has_closed_is_told_from_one_that_died(stores: Stores) -> None:
+    writer = stores.create(name=store_name())
+    with StoreInspector.open(writer.name) as inspector:
+        begun = writer.begin("a", np.zeros(9))
+        writer.close(unlink=False)
+        (info,) = inspector.facts().writers
+        assert ("alive", os.getpid()) == (info.state, info.pid)  # as long as its bytes are being written
+        begun.abort()
+        (info,) = inspector.facts().writers
+        assert ("closed", None) == (info.state, info.pid)
+        assert [writer.name, "closed"] == piped("ls", writer.name).out.splitlines()[1].split()[:2]
+        assert "writer closed" in piped("dump", writer.name).out
+    ObjectStoreWriter.unlink(writer.name)
+
+
 def test_a_record_says_whose_an_object_is_and_who_leases_it() -> None:
     with three_writers() as (writer, (_, dead)):
         with StoreInspector.open(writer.name) as inspector:

@@ -13,7 +13,7 @@ from shmstore.cli.command import EXIT_WRONG, number_argument
 from shmstore.places import DIRECTORY, VARIABLE, descriptors_of
 
 if TYPE_CHECKING:
-    from shmstore.inspect.records import StoreFacts
+    from shmstore.inspect.records import StoreFacts, WriterInfo
     from shmstore.store.stats import Counts, TierStats
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -69,11 +69,17 @@ def hit_ratio(counts: "Counts", factor: float = 1) -> str:
     return ratio(counts.hit_ratio if factor == 1 else counts.hit_ratio_at(factor))
 
 
+def one_writer(info: "WriterInfo") -> str:
+    """Return the process of a writer, and whether it is alive; no process if it has closed."""
+    state = "DEAD" if info.state == "dead" else info.state
+    return f"writer {state}" if info.pid is None else f"writer {info.pid} {state}"
+
+
 def writers(facts: "StoreFacts") -> str:
     """Return whether the writers of a store are alive: of one, also its process; and the owner without an arena."""
     infos = facts.writers
     alive = sum(info.state == "alive" for info in infos)
-    one = "free" if infos[0].state == "free" else f"{'alive' if alive else 'dead'} {infos[0].pid}"
+    one = infos[0].state if infos[0].pid is None else f"{infos[0].state} {infos[0].pid}"
     said = f"{alive} of {len(infos)} alive" if len(infos) > 1 else one
     return said if facts.owner_pid is None else f"{said}, owner {facts.owner_pid}"
 

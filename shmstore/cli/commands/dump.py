@@ -20,6 +20,7 @@ from shmstore.cli.commands.common import (
     complain,
     counted,
     hit_ratio,
+    one_writer,
     print_json,
     shown,
     size,
@@ -107,15 +108,15 @@ def _by_use(snapshot: StoreSnapshot) -> list[tuple[str, int, int]]:
 
 
 def _facts(console: Console, name: str, facts: StoreFacts) -> None:
-    state = "alive" if facts.writer_alive else "DEAD"
-    style = "green" if facts.writer_alive else "red"
+    state = facts.writers[0].state
+    style = "green" if facts.writer_alive else "red" if state == "dead" else "dim"
     console.print(
         f"[bold]{escape(shown(name))}[/]  store {facts.store_id:08x}, "
         f"created {when(facts.created_at)}, {age(facts.created_at)} ago"
     )
     one = len(facts.writers) == 1
     alone = one and facts.owner_pid is None
-    who = f"writer {facts.writer_pid} [{style}]{state}[/]" if alone else f"writers [{style}]{writers(facts)}[/]"
+    who = f"[{style}]{one_writer(facts.writers[0])}[/]" if alone else f"writers [{style}]{writers(facts)}[/]"
     console.print(
         f"  {who}, {counted(facts.recoveries, 'recovery', 'recoveries')}; options: {', '.join(facts.options) or 'none'}"
     )
@@ -210,7 +211,7 @@ def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool
     for lease in listed:
         waiting = "the writer" if lease.held else _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
         waiting += "" if lease.group is None else f" of group {lease.group}"
-        waiting = "nobody (its writer is dead)" if lease.void else waiting
+        waiting = "nobody (its writer has ended)" if lease.void else waiting
         waiting += "" if lease.remote_owner is None else f", of writer {lease.remote_owner}"
         numbers = (lease.number, lease.entry, lease.slot, lease.object_id)
         table.add_row(*map(str, (lease.writer, *numbers) if several else numbers), span(lease.age_seconds), waiting)

@@ -20,6 +20,7 @@ from shmstore.cli.commands.common import (
     complain,
     counted,
     hit_ratio,
+    one_writer,
     print_json,
     ratio,
     shown,
@@ -167,7 +168,7 @@ def draw_all(console: Console, samples: Sequence[Sample], order: str) -> Rendera
             rows.append(([sample.segment.name, what, *["-"] * (len(columns) - 2)], style))
             continue
         oldest = sample.oldest_lease_seconds
-        alive = "alive" if sample.segment.writer_alive else "dead"
+        alive = facts.writers[0].state
         cells = [
             sample.segment.name,
             writers(facts) if len(facts.writers) > 1 or facts.owner_pid else alive,
@@ -208,7 +209,7 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     if facts is None:
         problem = sample.segment.problem or "no superblock yet"
         return Text(f"{shown(sample.segment.name)}: {sample.segment.state}, {problem}", style="red")
-    owner = f"writer {facts.writer_pid} {'alive' if sample.segment.writer_alive else 'DEAD'}"
+    owner = one_writer(facts.writers[0])
     if (several := len(facts.writers) > 1) or facts.owner_pid:
         owner = f"writers {writers(facts)}"
     oldest = sample.oldest_lease_seconds
