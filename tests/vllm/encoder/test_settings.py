@@ -15,6 +15,7 @@ import vllm
 from vllm.config import ECTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 
+from shmstore.integrations.vllm import names
 from shmstore.integrations.vllm.encoder import ShmstoreECConnector, scope
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.store import ObjectStoreWriter
@@ -141,6 +142,7 @@ DIFFERENT: dict[str, Callable[[Any], None]] = {
     "commit": set_to("model_config.hf_config._commit_hash", "1234"),
     "override": set_to("model_config.hf_config.vision_config.depth", 2),
     "quantization": set_to("model_config.quantization", "fp8"),
+    "tokenizer": set_to("model_config.tokenizer", "another"),
     "load format": set_to("load_config.load_format", "dummy"),
     "device": set_to("device_config.device_type", "cuda"),
     "processor": set_to(f"{MEDIA}.mm_processor_kwargs", {"max_pixels": 5}),
@@ -164,7 +166,7 @@ def test_an_engine_whose_outputs_may_differ_has_another_namespace(config: Any, w
 
 def test_another_version_has_another_namespace(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = scope._digested(config)
-    for module in (vllm, torch):
+    for module in (vllm, torch, names.transformers):
         with monkeypatch.context() as patch:
             patch.setattr(module, "__version__", "9")
             assert before != scope._digested(config)

@@ -8,7 +8,6 @@ somewhere leaves nothing, and one that waits lets nobody wait. All of it falls w
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Mapping
@@ -21,12 +20,9 @@ from shmstore.integrations.vllm.encoder.attaching import attach, stored_tensor
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.scope import Scope
 from shmstore.integrations.vllm.encoder.settings import Settings
+from shmstore.integrations.vllm.names import may_share
 from shmstore.store.claims import Claim
 from shmstore.store.leases import PinnedRef
-
-_HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
-_TEXT = re.compile("[^\ud800-\udfff]+")
-"""What has UTF-8, and so can be a key."""
 
 _UNDER_WAY = 64
 """More steps than an engine has under way: at most two for each stage of its pipeline."""
@@ -127,8 +123,7 @@ class SchedulerSide:
         ends if an output does not fill its place.
         """
         identifier = feature.identifier
-        shared = _TEXT if self._settings.share_uuids else _HASH
-        if feature.modality == "prompt_embeds" or not shared.fullmatch(identifier):
+        if feature.modality == "prompt_embeds" or not may_share(identifier, self._settings.share_uuids):
             return ""
         return f"{identifier}/{feature.mm_position.get_num_embeds()}"
 

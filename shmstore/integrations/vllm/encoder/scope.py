@@ -7,8 +7,6 @@ here: outputs are whole on each rank, and sharing them between engines of other 
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 import logging
 import os
 import secrets
@@ -16,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import vllm
+
+from shmstore.integrations.vllm.names import digest, processing
 
 _FORMAT = 1
 """The way in which outputs are stored."""
@@ -79,23 +78,18 @@ def _digested(vllm_config: Any) -> str:
     media = model.multimodal_config
     about = {
         "format": _FORMAT,
-        "vllm": vllm.__version__,
+        "items": processing(vllm_config),
         "torch": torch.__version__,
-        "model": [model.model, model.model_weights, model.revision, model.code_revision, str(model.model_impl)],
-        "commit": getattr(model.hf_config, "_commit_hash", None),
+        "weights": model.model_weights,
         "files": _files(Path(model.model)),
-        "config": model.hf_config.to_json_string(use_diff=False),
         "dtype": str(model.dtype),
         "quantization": [model.quantization, repr(model.quantization_config)],
         "load": [str(load.load_format), repr(load.model_loader_extra_config)],
         "device": vllm_config.device_config.device_type,
-        "processor": [media.mm_processor_kwargs, media.media_io_kwargs, media.mm_hasher_algorithm],
         "encoder": media.compute_hash(),
-        "pruning": [media.video_pruning_rate, media.video_pruning_method],
     }
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=repr).encode()).hexdigest()[:16]
     name = str(model.model).encode()[-_NAME:].decode(errors="ignore")
-    return f"{name} {str(model.dtype).removeprefix('torch.')} {digest}"
+    return f"{name} {str(model.dtype).removeprefix('torch.')} {digest(about)}"
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:

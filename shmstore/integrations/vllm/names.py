@@ -1,0 +1,57 @@
+"""Which of vLLM's keys may be shared, and in which namespace.
+
+A key that vLLM has made is a hash of the content, the model's name, and the request's own options. It means the same
+everywhere if the items are processed in the same way, which `processing` says. A name that a client has chosen says
+nothing about the content: clients number their pictures. So it is good for one run of a server, as in vLLM itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import transformers
+import vllm
+
+_HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
+_TEXT = re.compile("[^\ud800-\udfff]+")
+"""What has UTF-8, and so can be a key."""
+_SETTINGS = {".jinja", ".json", ".model", ".py", ".txt"}
+"""The files of a model that a processor and a tokenizer read; weights are none of them."""
+
+
+def may_share(name: str, share_uuids: bool) -> bool:
+    """Return whether two servers that use this name mean the same content: a hash, or with `share_uuids` any text."""
+    return (_TEXT if share_uuids else _HASH).fullmatch(name) is not None
+
+
+def processing(vllm_config: Any) -> dict[str, Any]:
+    """Return all that changes a processed item and its prompt updates, and is not in the item's hash."""
+    model = vllm_config.model_config
+    media = model.get_multimodal_config()
+    return {
+        "vllm": vllm.__version__,
+        "transformers": transformers.__version__,
+        "model": [model.model, model.revision, model.code_revision, str(model.model_impl)],
+        "tokenizer": [model.tokenizer, model.tokenizer_revision, str(model.tokenizer_mode)],
+        "commit": getattr(model.hf_config, "_commit_hash", None),
+        "files": [_contents(Path(folder)) for folder in sorted({model.model, model.tokenizer})],
+        "config": model.hf_config.to_json_string(use_diff=False),
+        "processor": [media.mm_processor_kwargs, media.media_io_kwargs, media.mm_hasher_algorithm],
+        "pruning": [media.video_pruning_rate, media.video_pruning_method],
+    }
+
+
+def digest(about: Any) -> str:
+    """Return a digest that is the same for equal values, in every process."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def _contents(folder: Path) -> list[tuple[str, str]]:
+    """Return name and content's hash of what processors read of a model that is a folder, on whichever host it is."""
+    files = sorted(path for path in folder.iterdir() if path.is_file()) if os.path.isdir(folder) else []
+    return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files if path.suffix in _SETTINGS]
