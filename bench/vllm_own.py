@@ -13,12 +13,10 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import ParallelConfig
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
     MultiModalFieldElem,
@@ -29,6 +27,7 @@ from vllm.multimodal.inputs import (
 from shmstore.integrations.vllm import shared
 from shmstore.integrations.vllm.receiver import ReceiverCache
 from shmstore.integrations.vllm.sender import SenderCache
+from tests.vllm import parts
 
 PATCHES = {"6 MB": (4900, 1176), "18 MB": (15408, 1176)}
 """Rows of pixels of a photograph, and bytes of each."""
@@ -40,13 +39,6 @@ USES: tuple[Callable[[Any], Any], ...] = (
 )
 """Nothing, a pass over the bytes, and a write to each."""
 KEPT, GETS = 4, 50
-
-
-def config() -> Any:
-    """Return what the caches read of vLLM's configuration: 1 GiB, one worker."""
-    settings = SimpleNamespace(mm_processor_cache_gb=1, mm_shm_cache_max_object_size_mb=128)
-    model = SimpleNamespace(get_multimodal_config=lambda: settings, model="tiny", revision=None)
-    return SimpleNamespace(model_config=model, parallel_config=ParallelConfig())
 
 
 def item(rows: int, columns: int) -> MultiModalKwargsItem:
@@ -119,7 +111,7 @@ def reads(sender: SenderCache, worker: ReceiverCache, size: str) -> dict[str, li
 def main() -> None:
     os.environ["SHMSTORE_VLLM_READ"] = "views"
     shared.agree()
-    sender = SenderCache(config())
+    sender = SenderCache(parts.config(gib=1, most=128))
     worker = ReceiverCache(None, None)
     print("| item | API server, hit | worker, hit | miss | copy alone | miss - copy |\n|---|---:|---:|---:|---:|---:|")
     for size in PATCHES:

@@ -113,6 +113,14 @@ def test_an_item_without_stored_updates_is_not_published(memory: MemoryTier) -> 
         assert memory.values == {}
 
 
+def test_an_item_whose_name_hosts_do_not_share_never_meets_the_tier(memory: MemoryTier) -> None:
+    with ExitStack() as stack:
+        host = Host(memory, stack, replace(MULTIMODAL, shares=lambda name: name == NAMES[0]))
+        host.request(*NAMES)
+        assert host.tier.flush(10)
+        assert len(memory.values) == memory.calls.count("publish") == memory.calls.count("fetch") == 1
+
+
 def test_an_invalid_item_is_removed_from_the_tier(hosts: list[Host], memory: MemoryTier) -> None:
     here, there = hosts
     here.request(*NAMES)

@@ -26,6 +26,7 @@ os.environ |= {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
     "SHMSTORE_VLLM": "strict",
+    "SHMSTORE_VLLM_RUN": f"shmstore-{os.getpid()}-tests",
 }
 
 VLLMS = ("psm_", "vllm_dist_", "sem.loky-", "sem.mp-")

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from transformers import PreTrainedConfig
 from vllm.config import ParallelConfig
 from vllm.multimodal import processing
 from vllm.multimodal.inputs import (
@@ -29,6 +30,8 @@ from shmstore.integrations.vllm.requests import follow
 PromptUpdateDetails = processing.PromptUpdateDetails
 processor: Any = sys.modules[PromptUpdateDetails.__module__]
 
+HASH = "0123456789abcdef" * 4
+"""A key as vLLM makes them."""
 FIELDS = [
     MultiModalBatchedField(),
     MultiModalBatchedField(keep_on_cpu=True),
@@ -75,14 +78,36 @@ def plain(updates: list[Any]) -> list[Any]:
 
 
 def config(
-    gib: float = 2**-10, workers: int = 1, most: int = 1, kind: str = "shm", name: str = "tiny", **parallel: Any
+    gib: float = 2**-10,
+    workers: int = 1,
+    most: int = 1,
+    kind: str = "shm",
+    name: str = "tiny",
+    processor_kwargs: Any = None,
+    **parallel: Any,
 ) -> Any:
     """Return what the caches read of vLLM's configuration."""
     settings = SimpleNamespace(
-        mm_processor_cache_gb=gib, mm_shm_cache_max_object_size_mb=most, mm_processor_cache_type=kind
+        mm_processor_cache_gb=gib,
+        mm_shm_cache_max_object_size_mb=most,
+        mm_processor_cache_type=kind,
+        mm_processor_kwargs=processor_kwargs,
+        media_io_kwargs=None,
+        mm_hasher_algorithm="blake3",
+        video_pruning_rate=None,
+        video_pruning_method=None,
     )
     model = SimpleNamespace(
-        get_multimodal_config=lambda: settings, supports_multimodal_inputs=True, model=name, revision=None
+        get_multimodal_config=lambda: settings,
+        supports_multimodal_inputs=True,
+        model=name,
+        revision=None,
+        code_revision=None,
+        model_impl="auto",
+        tokenizer=name,
+        tokenizer_revision=None,
+        tokenizer_mode="auto",
+        hf_config=PreTrainedConfig(),
     )
     chosen = ParallelConfig()
     for setting, value in {"world_size": workers, **parallel}.items():
@@ -99,6 +124,7 @@ def received(cache: ReceiverCache, sent: Any) -> Any:
 class Desk:
     """What `follow` needs of an `OutputProcessor`, and a store with one item for each request."""
 
+    _key = str
     stopped: tuple[str, ...] = ()
     """Requests that the next output ends, though the core has not finished them."""
 

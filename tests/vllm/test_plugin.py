@@ -55,7 +55,11 @@ def test_the_factories_find_the_classes_of_the_plugin(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [*((f"SHMSTORE_VLLM{of}", "perhaps") for of in ("", "_READ", "_WAIT")), (WAIT, "-1"), (WAIT, "nan")],
+    [
+        *((f"SHMSTORE_VLLM{of}", "perhaps") for of in ("", "_READ", "_WAIT", "_SHARE_UUIDS")),
+        (WAIT, "-1"),
+        (WAIT, "nan"),
+    ],
 )
 def test_a_setting_that_means_nothing_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)

@@ -23,10 +23,10 @@ from shmstore.integrations.vllm import register, shared
 from shmstore.integrations.vllm import sender as sender_module
 from shmstore.integrations.vllm.receiver import ReceiverCache
 from shmstore.integrations.vllm.sender import SenderCache
-from shmstore.integrations.vllm.shared import HANDLE, RUN, STORE, TIER, WAIT
+from shmstore.integrations.vllm.shared import HANDLE, RUN, SHARE_UUIDS, STORE, TIER, WAIT
 from shmstore.metrics import ShmStoreCollector
 from tests.support import segments
-from tests.vllm.parts import FIELDS, Desk, config, item, plain, prompt_updates, received, same
+from tests.vllm.parts import FIELDS, HASH, Desk, config, item, plain, prompt_updates, received, same
 
 
 @pytest.fixture
@@ -89,16 +89,53 @@ def test_what_came_along_is_not_cleared_before_the_first_request(named: str, des
     second.close()
 
 
-def test_a_server_of_another_host_has_the_items_and_their_updates_by_the_tier(
+@pytest.mark.parametrize("share_uuids", [False, True])
+def test_a_name_that_a_client_chose_ends_with_the_run_of_its_server(
+    named: str, share_uuids: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SHARE_UUIDS, str(int(share_uuids)))
+    names = ["image-0", HASH.upper(), "", HASH, 2 * HASH]
+    for run in ("shmstore-1-first", "shmstore-1-second"):
+        monkeypatch.setenv(RUN, run)
+        sender = SenderCache(config())
+        found = sender.is_cached(names)
+        for name in names:
+            sender.get_and_update_item((item(*FIELDS), []), name)
+        assert [True] * 5 == sender.is_cached(names)
+        sender.close()
+    assert [share_uuids, share_uuids, False, True, True] == found
+
+
+@pytest.mark.parametrize("by", [STORE, TIER])
+def test_a_server_with_other_options_of_the_processor_has_its_own_items(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"vllm-options-{os.getpid()}"
+    monkeypatch.setenv(by, name if by == STORE else tmp_path.as_uri())
+    found = []
+    for options in ({}, {"max_pixels": 50000}, {}):
+        sender = SenderCache(config(processor_kwargs=options))
+        found.append(sender.is_cached_item(HASH))
+        sender.get_and_update_item((item(*FIELDS), prompt_updates()), HASH)
+        sender.close()
+    assert [False, False, True] == found
+    if by == STORE:
+        shmstore.ObjectStoreWriter.unlink(name)
+
+
+def test_a_server_of_another_host_has_by_the_tier_what_no_client_has_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TIER, tmp_path.as_uri())
     first, stranger, second = SenderCache(config()), SenderCache(config(name="another")), SenderCache(config())
-    first.get_and_update_item((item(*FIELDS), prompt_updates()), "a")
+    for name in ("image-0", HASH):
+        first.get_and_update_item((item(*FIELDS), prompt_updates()), name)
     assert first._sender.tier.flush(10)
     second.clear_cache()  # as vLLM does at its start
-    assert [True, False] == [second.is_cached_item("a"), stranger.is_cached_item("a")]
-    sent, updates = second.get_and_update_item(None, "a")
+    assert [True, False] == [second.is_cached_item(HASH), stranger.is_cached_item(HASH)]
+    assert not second.is_cached_item("image-0")
+    assert (1, 1) == (first._sender.tier.stats().published, second._sender.tier.stats().hits)
+    sent, updates = second.get_and_update_item(None, HASH)
     assert plain(prompt_updates()) == plain(updates)
     assert same(item(*FIELDS), received(ReceiverCache(None, None), sent))
     for cache in (first, second, stranger):
@@ -234,7 +271,7 @@ def test_the_claims_of_a_processor_that_fails_end_with_its_request(servers: list
 
     asyncio.run(request())
     gc.collect()
-    assert not other.writer.claimed("a")
+    assert not other.writer.claimed(one._key("a"))
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(None, 1.0), ("0", 0.0), ("2.5", 2.5)])
@@ -261,11 +298,11 @@ def test_on_the_thread_of_an_event_loop_nobody_waits(servers: list[SenderCache])
 
     async def both() -> list[list[bool]]:
         kept = [cache.is_cached(["a"]) for cache in servers]
-        assert other.writer.claimed("a")
+        assert other.writer.claimed(one._key("a"))
         return kept
 
     assert [[False], [False]] == asyncio.run(both())
-    assert not one.writer.claimed("a")
+    assert not one.writer.claimed(one._key("a"))
 
 
 def test_processes_of_one_server_know_one_name(monkeypatch: pytest.MonkeyPatch) -> None:

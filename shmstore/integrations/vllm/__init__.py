@@ -8,6 +8,7 @@ keeps the item until the request is over, however often and by however many work
     SHMSTORE_VLLM_STORE a name for the store, which then outlives its server; the next one with this name takes it over
     SHMSTORE_VLLM_READ  copy (default), views or private: how a worker reads; see `receiver`
     SHMSTORE_VLLM_WAIT  seconds (1) for which an API server waits for an item that another one processes
+    SHMSTORE_VLLM_SHARE_UUIDS  0 (default) or 1: whether names that clients chose mean the same to all servers
     SHMSTORE_TIER       the URL of a tier, in which API servers of other hosts find what this one has processed
 
 `register` first compares vLLM's version, and the calls between vLLM and the plug-in, with what is known (`compare`). If

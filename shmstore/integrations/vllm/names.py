@@ -3,6 +3,8 @@
 A key that vLLM has made is a hash of the content, the model's name, and the request's own options. It means the same
 everywhere if the items are processed in the same way, which `processing` says. A name that a client has chosen says
 nothing about the content: clients number their pictures. So it is good for one run of a server, as in vLLM itself.
+
+The item cache puts its namespace before each key (`Names`). The encoder connector stores only what may be shared.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import vllm
 _HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
 _TEXT = re.compile("[^\ud800-\udfff]+")
 """What has UTF-8, and so can be a key."""
+_LONGEST_HASH = 128
 _SETTINGS = {".jinja", ".json", ".model", ".py", ".txt"}
 """The files of a model that a processor and a tokenizer read; weights are none of them."""
 
@@ -27,6 +31,26 @@ _SETTINGS = {".jinja", ".json", ".model", ".py", ".txt"}
 def may_share(name: str, share_uuids: bool) -> bool:
     """Return whether two servers that use this name mean the same content: a hash, or with `share_uuids` any text."""
     return (_TEXT if share_uuids else _HASH).fullmatch(name) is not None
+
+
+class Names:
+    """The keys of one server's items in its store, which the next server may take over, and in a tier."""
+
+    def __init__(self, namespace: str, run: str, share_uuids: bool) -> None:
+        """Take the namespace of what may be shared, that of the run, and whether names of clients may be shared."""
+        self._shared, self._own, self._share_uuids = f"{namespace}/", f"{run}/", share_uuids
+        self._usual = lru_cache(4096)(self._key)
+
+    def key(self, name: str) -> str:
+        """Return the key under which an item is stored."""
+        return self._usual(name) if len(name) <= _LONGEST_HASH else self._key(name)
+
+    def _key(self, name: str) -> str:
+        return (self._shared if may_share(name, self._share_uuids) else self._own) + name
+
+    def is_shared(self, key: str) -> bool:
+        """Return whether an item may be published to other hosts, and taken from them."""
+        return key.startswith(self._shared)
 
 
 def processing(vllm_config: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ def install() -> None:
     shared.agree()
     receiver.policy()  # a wrong setting is an error now, in the API server, and not later in a worker
     sender.wait_seconds()
+    sender.share_uuids()
     _factories.ShmObjectStoreSenderCache = sender.SenderCache
     _factories.ShmObjectStoreReceiverCache = receiver.ReceiverCache
     if not hasattr(_factories._get_cache_type, "__wrapped__"):

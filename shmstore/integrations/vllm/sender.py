@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import Any
 
 from prometheus_client import REGISTRY
-from vllm import __version__
 from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
@@ -20,9 +19,12 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.totals import show_totals, show_use
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
+from shmstore.integrations.vllm.names import Names, digest, processing
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
 from shmstore.integrations.vllm.shared import (
     HANDLE,
+    RUN,
+    SHARE_UUIDS,
     STORE,
     TIER,
     WAIT,
@@ -51,7 +53,10 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         register_items()
         follow(OutputProcessor)
         follow_engines(AsyncMPClient)
-        self._sender = _make_sender(vllm_config)
+        namespace = digest(processing(vllm_config))
+        names = Names(namespace, os.environ[RUN], share_uuids())
+        self._key = names.key
+        self._sender = _make_sender(vllm_config, namespace, names)
         self._has_others = self.writer.n_writers > 1 or self._sender.tier is not None
         self._requests_before = RequestLeases.total
         self._found: dict[str, list[Any]] = {}
@@ -76,17 +81,20 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
 
         vLLM asks in a thread of its renderer. On the thread of an event loop this does not wait.
         """
-        begun = self._sender.begin(mm_hashes, wait=0 if _get_running_loop() else self._wait)
-        begun[:] = [bool(cached) and self._find(mm_hash) for cached, mm_hash in zip(begun, mm_hashes, strict=True)]
+        keys = [self._key(mm_hash) for mm_hash in mm_hashes]
+        begun = self._sender.begin(keys, wait=0 if _get_running_loop() else self._wait)
+        asked = zip(begun, mm_hashes, keys, strict=True)
+        begun[:] = [bool(cached) and self._find(mm_hash, key) for cached, mm_hash, key in asked]
         return begun
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether the store has the item; if so, it is handed out now, so that nobody evicts it before."""
-        return self._sender.is_cached_item(mm_hash) and self._find(mm_hash)
+        key = self._key(mm_hash)
+        return self._sender.is_cached_item(key) and self._find(mm_hash, key)
 
-    def _find(self, mm_hash: str) -> bool:
+    def _find(self, mm_hash: str, key: str) -> bool:
         try:
-            found = self._exchange(None, mm_hash)
+            found = self._exchange(None, mm_hash, key)
         except CacheMissError:  # evicted meanwhile, or every lease is open
             return False
         self._found.setdefault(mm_hash, []).append(found)
@@ -101,15 +109,15 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
             name = self.writer.name
             _log.warning("store %s, or its folder, was removed, and no other server finds its items: start anew", name)
         try:
-            return self._exchange(mm_item, mm_hash)
+            return self._exchange(mm_item, mm_hash, self._key(mm_hash))
         except TypeError as error:  # of a field or a value that the store does not know
             if not self._warned:
                 self._warned = True
                 _log.warning("items are sent inline, because the store cannot keep them: %s", error)
             return tuple(mm_item)
 
-    def _exchange(self, given: Any, mm_hash: str) -> tuple[Any, Any]:
-        sent, updates = self._sender.get_and_update_item(given, mm_hash)
+    def _exchange(self, given: Any, mm_hash: str, key: str) -> tuple[Any, Any]:
+        sent, updates = self._sender.get_and_update_item(given, key)
         if isinstance(sent, ObjectRef):
             try:
                 return ReferenceItem(self._held(sent), partial(self._lease_again, mm_hash, sent)), updates
@@ -129,7 +137,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
     def _lease_again(self, mm_hash: str, ref: ObjectRef) -> LeasedRef:
         """Open another lease on the item of `ref`, and on no other one: a request has the prompt updates of that."""
         try:
-            again = self.writer.get_cached(mm_hash)
+            again = self.writer.get_cached(self._key(mm_hash))
             if again.monotonic_id == ref.monotonic_id:
                 return self._held(again)
             self.writer.cancel(again)
@@ -138,8 +146,9 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
             raise ValueError(f"the item {mm_hash!r} is not in the store any more; send the item itself") from None
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        """Count a use of the item."""
-        self._sender.touch_sender_cache_item(mm_hash)
+        """Count a use of the item, unless it was handed out just now, which is one."""
+        if mm_hash not in self._found:
+            self._sender.touch_sender_cache_item(self._key(mm_hash))
 
     def release_sender_touches(self) -> None:
         """Let go of what was found and not taken: vLLM has merged a request, or failed to."""
@@ -150,13 +159,13 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         ref = ref_of(mm_item)
         if ref is None:
             return
-        if not self.writer.validate(ref, mm_hash):
+        if not self.writer.validate(ref, self._key(mm_hash)):
             raise ValueError(f"the reference is not one to the stored item {mm_hash!r}; send the item itself")
         ReferenceItem.adopt(mm_item, self._lease_again(mm_hash, ref), partial(self._lease_again, mm_hash, ref))
 
     def invalidate(self, mm_hash: str) -> None:
         """Take the item out: the next request sends it again."""
-        self._sender.invalidate(mm_hash)
+        self._sender.invalidate(self._key(mm_hash))
 
     def clear_cache(self) -> None:
         """Forget all items and counts; what a request still needs stays until it is over.
@@ -187,7 +196,15 @@ def wait_seconds() -> float:
     raise ValueError(f"{WAIT} must be a number of seconds from 0, not {chosen!r}")
 
 
-def _make_sender(vllm_config: Any) -> Any:
+def share_uuids() -> bool:
+    """Return whether names that clients choose are shared as well; ValueError if the variable says neither 0 nor 1."""
+    chosen = os.environ.get(SHARE_UUIDS, "0")
+    if chosen not in ("0", "1"):
+        raise ValueError(f"{SHARE_UUIDS} must be 0 or 1, not {chosen!r}")
+    return chosen == "1"
+
+
+def _make_sender(vllm_config: Any, namespace: str, names: Names) -> Any:
     named = bool(os.environ.get(STORE))
     if named:
         check_not_of_encoder(store_name())
@@ -204,10 +221,14 @@ def _make_sender(vllm_config: Any) -> Any:
         shm_prefault=True,
         shm_name=store_name() if named or parallel._api_process_count > 1 else None,
         tier_url=os.environ.get(TIER) or None,
-        tier_namespace=f"vllm {__version__} {model.model} {model.revision}",  # what an item depends on
+        tier_namespace=f"vllm {model.model} {namespace}",
     )
     types: CacheTypes[Any, Any] = CacheTypes(
-        MultiModalKwargsItem, encode_updates=encode_updates, decode_updates=decode_updates, modality=_modality
+        MultiModalKwargsItem,
+        encode_updates=encode_updates,
+        decode_updates=decode_updates,
+        modality=_modality,
+        shares=names.is_shared,
     )
     try:
         return processor_cache_from_config(config, types=types, keep=named)

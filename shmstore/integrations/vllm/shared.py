@@ -35,10 +35,12 @@ TIER = "SHMSTORE_TIER"
 """The variable with the URL of a tier, in which API servers of other hosts find what this one has processed."""
 WAIT = "SHMSTORE_VLLM_WAIT"
 """The variable with the seconds for which an API server waits for an item that another one processes."""
+SHARE_UUIDS = "SHMSTORE_VLLM_SHARE_UUIDS"
+"""The variable that says whether names that clients have chosen mean the same in later runs and on other hosts."""
 KIND = "encoder"
 """The kind of the objects that are encoder outputs."""
 RUN = "SHMSTORE_VLLM_RUN"
-"""The variable with the name of a store without a chosen name, for the processes of one `vllm serve`."""
+"""The variable with what only the processes of one `vllm serve` share: the name of their store if none was chosen."""
 
 
 @functools.cache

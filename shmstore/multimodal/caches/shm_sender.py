@@ -132,7 +132,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             mm_hash = stored_key(mm_hash)
         if self._updates.is_cached(mm_hash):
             return True
-        if self.tier is None:
+        if self.tier is None or not self.types.shares(mm_hash):
             return False
 
         def accepts(extra: bytes) -> bool:  # else its hit would be a miss, again and again
@@ -354,7 +354,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         missed.append(None)
         if extra:
             self._updates.keep_decoded(ref, kept)
-            stored.append(mm_hash)
+            if self.types.shares(mm_hash):  # else another host could not use it
+                stored.append(mm_hash)
         else:  # another host could not use it
             self._updates.keep_beside(ref, mm_hash, kept)
         return ref, updates

@@ -72,6 +72,9 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     same_updates: Callable[[Any, Any], bool] = nested_equal
     """Whether two updates as they are kept say the same of an item. `lru` sends an item again if they do not."""
 
+    shares: Callable[[str], bool] = lambda mm_hash: True
+    """Whether an item of this hash may be published to a tier, and fetched from one: all hosts mean the same by it."""
+
     def __post_init__(self) -> None:
         others: tuple[object, ...] = ([], "", b"", None, ObjectRef(bytes(40)))
         if any(isinstance(other, self.item_type) for other in others):

@@ -164,9 +164,20 @@ def test_an_engine_whose_outputs_may_differ_has_another_namespace(config: Any, w
     assert before != scope._digested(config)
 
 
+def test_items_are_the_same_on_a_host_whose_files_have_other_times(config: Any) -> None:
+    file = Path(config.model_config.model, "preprocessor_config.json")
+    before, text = names.digest(names.processing(config)), file.read_text()
+    for path in file.parent.iterdir():
+        os.utime(path)
+    assert before == names.digest(names.processing(config))
+    file.write_text(text + " ")
+    assert before != names.digest(names.processing(config))
+    file.write_text(text)
+
+
 def test_another_version_has_another_namespace(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = scope._digested(config)
-    for module in (vllm, torch, names.transformers):
+    for module in (vllm, torch, vars(names)["transformers"]):
         with monkeypatch.context() as patch:
             patch.setattr(module, "__version__", "9")
             assert before != scope._digested(config)
