@@ -22,6 +22,7 @@ from shmstore.bindings.inspect import probe
 from shmstore.integrations.vllm import register, shared
 from shmstore.integrations.vllm import sender as sender_module
 from shmstore.integrations.vllm.receiver import ReceiverCache
+from shmstore.integrations.vllm.requests import follow_refusals
 from shmstore.integrations.vllm.sender import SenderCache
 from shmstore.integrations.vllm.shared import HANDLE, RUN, SHARE_UUIDS, STORE, TIER, WAIT
 from shmstore.metrics import ShmStoreCollector
@@ -272,6 +273,32 @@ def test_the_claims_of_a_processor_that_fails_end_with_its_request(servers: list
     asyncio.run(request())
     gc.collect()
     assert not other.writer.claimed(one._key("a"))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_a_refused_request_had_ends_at_once_whoever_keeps_its_error(
+    servers: list[SenderCache], merged: bool
+) -> None:
+    one, other = servers
+    one.get_and_update_item((item(*FIELDS), []), "a")
+
+    class Renderer:
+        _mm_processor_cache = one
+
+        def _process_multimodal(self, prompt: str, *, skip_mm_cache: bool) -> None:
+            mm_is_cached = one.is_cached(["a", "a", "b"])
+            kept = [one.get_and_update_item(None, "a") for _ in range(2 * merged)]
+            assert (2, True) == (one.writer.stats().open_leases, other.writer.claimed(one._key("b")))
+            raise ValueError(mm_is_cached == kept)
+
+    follow_refusals(Renderer)
+    follow_refusals(Renderer)
+    errors = []
+    for _ in range(5):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            Renderer()._process_multimodal("prompt", skip_mm_cache=False)
+        errors.append(caught.value)
+        assert (0, False) == (one.writer.stats().open_leases, other.writer.claimed(one._key("b")))
 
 
 @pytest.mark.parametrize(("value", "seconds"), [(None, 1.0), ("0", 0.0), ("2.5", 2.5)])

@@ -4,11 +4,14 @@ A request is over for the workers when the engine core says so. If the API serve
 a stop string came), it may be on its way to a worker. Its leases then last until the first token of a request that was
 added later for the same engine: a core takes messages in order, so each of its workers is past the steps in which the
 first one can have been. Which engine that is, `AsyncMPClient._send_input` says; another engine's tokens say nothing.
+
+A request that the processor refuses never gets there. What was found for it ends when `BaseRenderer` fails.
 """
 
 from __future__ import annotations
 
 import functools
+import traceback
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -146,3 +149,23 @@ def follow_engines(client: type[Any]) -> None:
         return send(self, request_type, request, engine)
 
     client._send_input = note_and_send
+
+
+def follow_refusals(renderer: type[Any]) -> None:
+    """Wrap the method of `BaseRenderer` that processes the items of a request; idempotent."""
+    process = renderer._process_multimodal
+    if hasattr(process, "__wrapped__"):
+        return
+
+    @functools.wraps(process)
+    def process_or_let_go(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return process(self, *args, **kwargs)
+        except BaseException as error:
+            # Whoever keeps the error, such as a future in a cycle, would keep leases and claims in its frames.
+            traceback.clear_frames(error.__traceback__)
+            if (cache := self._mm_processor_cache) is not None:
+                cache.release_sender_touches()
+            raise
+
+    renderer._process_multimodal = process_or_let_go
