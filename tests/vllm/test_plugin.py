@@ -13,6 +13,7 @@ from vllm.multimodal.inputs import (
     MultiModalFlatField,
     MultiModalKwargsItem,
 )
+from vllm.renderers.base import BaseRenderer
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -43,10 +44,11 @@ def test_the_factories_find_the_classes_of_the_plugin(monkeypatch: pytest.Monkey
     monkeypatch.delattr(OutputProcessor, "_shmstore_leases", raising=False)
     register()
     assert not hasattr(OutputProcessor, "_shmstore_leases")  # a server without a sender cache pays nothing
-    chosen = factories._get_cache_type
-    assert hasattr(chosen, "__wrapped__")
+    names = ((factories, "_get_cache_type"), *((BaseRenderer, f"_process_{of}") for of in ("multimodal", "mm_uuids")))
+    before = [getattr(holder, name) for holder, name in names]
+    assert all(hasattr(method, "__wrapped__") for method in before)
     register()
-    assert chosen is factories._get_cache_type
+    assert before == [getattr(holder, name) for holder, name in names]
     assert (SenderCache, ReceiverCache) == (
         factories.ShmObjectStoreSenderCache,
         factories.ShmObjectStoreReceiverCache,

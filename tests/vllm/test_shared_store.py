@@ -340,6 +340,11 @@ def test_processes_of_one_server_know_one_name(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(multiprocessing, "parent_process", os.getpid)
     shared.agree()
     assert "of the process that started this one" == shared.store_name() == os.environ[HANDLE]
+    monkeypatch.delenv(RUN)
+    shared.agree.cache_clear()
+    shared.agree()
+    assert shared.store_name().startswith(f"shmstore-{os.getpid()}-")  # of a process that uses no vLLM itself
+    monkeypatch.setenv(HANDLE, "of the process that started this one")
     shared.agree.cache_clear()
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
     shared.agree()

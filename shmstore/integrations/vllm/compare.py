@@ -57,7 +57,10 @@ CACHES = (
     Uses(f"{_OUTPUTS}._finish_request", "request_states.pop"),
     Uses("v1.engine.async_llm:AsyncLLM", _PROCESSOR_CALLS),
     Uses("v1.engine.llm_engine:LLMEngine", _PROCESSOR_CALLS),
-    Has("renderers.base:BaseRenderer", "_process_multimodal(prompt mm_data ...)"),
+    Has(
+        "renderers.base:BaseRenderer",
+        "_process_mm_uuids(mm_data mm_data_items mm_uuid_items mm_req_id) _process_multimodal(prompt mm_data ...)",
+    ),
     Uses("renderers.base:BaseRenderer", "_mm_processor_cache"),
     Has(f"{_CLIENT}:AsyncMPClient", "_send_input(request_type request engine ...)"),
     Uses(f"{_CLIENT}:AsyncMPClient.add_request_async", "self._send_input EngineCoreRequestType.ADD"),

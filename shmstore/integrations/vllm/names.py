@@ -5,6 +5,10 @@ everywhere if the items are processed in the same way, which `processing` says. 
 nothing about the content: clients number their pictures. So it is good for one run of a server, as in vLLM itself.
 
 The item cache puts its namespace before each key (`Names`). The encoder connector stores only what may be shared.
+
+Without a processor cache and prefix caching vLLM hashes nothing, and numbers the items that have no name: each server
+counts from 1. A request with options gets a hash of that number, which looks like one of content. So the plug-in puts
+the run before each number (`number_by_run`), and no two servers have one in common.
 """
 
 from __future__ import annotations
@@ -13,16 +17,22 @@ import hashlib
 import json
 import os
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
 import transformers
 import vllm
 
+from shmstore.files import PREFIX
+from shmstore.integrations.vllm.shared import RUN
+
 _HASH = re.compile("(?:[0-9a-f]{64}){1,2}")
-_TEXT = re.compile("[^\ud800-\udfff]+")
-"""What has UTF-8, and so can be a key."""
+_TEXT = re.compile(f"(?!{PREFIX})[^\ud800-\udfff]+")
+"""What has UTF-8, and so can be a key, but a number, which begins with the run."""
+numbered_by_run = False
+"""Whether `number_by_run` was called in this process, and so in all of its server."""
 _LONGEST_HASH = 128
 _SETTINGS = {".jinja", ".json", ".model", ".py", ".txt"}
 """The files of a model that a processor and a tokenizer read; weights are none of them."""
@@ -51,6 +61,21 @@ class Names:
     def is_shared(self, key: str) -> bool:
         """Return whether an item may be published to other hosts, and taken from them."""
         return key.startswith(self._shared)
+
+
+def number_by_run(renderer: type[Any]) -> None:
+    """Let vLLM's numbers of items be those of this run; idempotent."""
+    global numbered_by_run
+    numbered_by_run = True
+    theirs: Callable[..., Any] = renderer._process_mm_uuids
+    if hasattr(theirs, "__wrapped__"):
+        return
+
+    @wraps(theirs)
+    def with_run(self: Any, mm_data: Any, mm_data_items: Any, mm_uuid_items: Any, mm_req_id: str) -> Any:
+        return theirs(self, mm_data, mm_data_items, mm_uuid_items, f"{os.environ[RUN]}-{mm_req_id}")
+
+    renderer._process_mm_uuids = with_run
 
 
 def processing(vllm_config: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import vllm.multimodal.cache.factories as _factories
 from vllm.renderers.base import BaseRenderer
 
-from shmstore.integrations.vllm import receiver, requests, sender, shared
+from shmstore.integrations.vllm import names, receiver, requests, sender, shared
 
 
 def install() -> None:
@@ -14,6 +14,7 @@ def install() -> None:
     receiver.policy()  # a wrong setting is an error now, in the API server, and not later in a worker
     sender.wait_seconds()
     sender.share_uuids()
+    names.number_by_run(BaseRenderer)
     requests.follow_refusals(BaseRenderer)
     _factories.ShmObjectStoreSenderCache = sender.SenderCache
     _factories.ShmObjectStoreReceiverCache = receiver.ReceiverCache

@@ -46,7 +46,7 @@ RUN = "SHMSTORE_VLLM_RUN"
 @functools.cache
 def agree() -> None:
     """Choose a name for this process and those that it will start, unless it was started by one that has; once."""
-    if multiprocessing.parent_process() is None:
+    if multiprocessing.parent_process() is None or RUN not in os.environ:  # a parent may not use vLLM
         os.environ[RUN] = name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         os.environ.pop(HANDLE, None)  # of another engine, whose process has started this one
         atexit.register(_remove, name, os.getpid())

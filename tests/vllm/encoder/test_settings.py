@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +15,18 @@ import torch
 import vllm
 from vllm.config import ECTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.renderers.base import BaseRenderer
 
-from shmstore.integrations.vllm import names
+from shmstore.integrations.vllm import names, register
 from shmstore.integrations.vllm.encoder import ShmstoreECConnector, scope
 from shmstore.integrations.vllm.encoder.settings import Settings
+from shmstore.integrations.vllm.shared import RUN
 from shmstore.store import ObjectStoreWriter
 from tests.support import store_name
 from tests.vllm.conftest import change
 from tests.vllm.encoder.engine import connector
 from tests.vllm.lockstep import vllm_config
+from tests.vllm.parts import HASH
 
 
 @pytest.fixture
@@ -125,14 +129,35 @@ def test_media_options_of_the_server_which_make_clients_names_shared_are_said(
     assert (not share_uuids) == any("media-io-kwargs" in record.message for record in caplog.records)
 
 
-def test_an_engine_whose_items_vllm_only_counts_is_refused(config: Any) -> None:
+def test_an_engine_whose_items_vllm_numbers_as_others_do_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register()
     set_to("cache_config.enable_prefix_caching", False)(config)
-    Settings.of(config)
     set_to(f"{MEDIA}.mm_processor_cache_gb", 0)(config)
-    with pytest.raises(ValueError, match="mm_processor_cache_gb"):
+    Settings.of(config)
+    monkeypatch.setattr(names, "numbered_by_run", False)
+    with pytest.raises(ValueError, match="numbers items as other servers do"):
         Settings.of(config)
     set_to("cache_config.enable_prefix_caching", True)(config)
     Settings.of(config)
+
+
+def test_numbers_of_items_are_those_of_one_run_and_hashes_stay(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    set_to("cache_config.enable_prefix_caching", False)(config)
+    set_to(f"{MEDIA}.mm_processor_cache_gb", 0)(config)
+    renderer = SimpleNamespace(model_config=config.model_config, config=config, _validate_mm_uuids=lambda *_: None)
+    items = SimpleNamespace(get_all_counts=lambda: {"image": 2})
+    numbered = []
+    for run in ("shmstore-1-first", "shmstore-1-second"):
+        monkeypatch.setenv(RUN, run)
+        found = BaseRenderer._process_mm_uuids(renderer, {}, items, {"image": [None, HASH]}, "renderer0-mm-1")
+        assert HASH == found["image"][1]
+        numbered.append(found["image"][0])
+    assert numbered[0] != numbered[1]
+    assert not any(names.may_share(name, share_uuids) for name in numbered for share_uuids in (False, True))
+    assert names.may_share(HASH, share_uuids=False)
 
 
 MEDIA = "model_config.multimodal_config"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from shmstore.integrations.vllm import names
 from shmstore.store.options import MAX_READERS, MAX_WRITERS, StoreOptions, mode_for
 
 START = 600.0
@@ -91,8 +92,15 @@ def refuse(vllm_config: Any) -> None:
     problem = None
     if not model.is_multimodal_model:
         problem = f"{model.model} has no encoder"
-    elif model.multimodal_config.mm_processor_cache_gb == 0 and not vllm_config.cache_config.enable_prefix_caching:
-        problem = "with mm_processor_cache_gb 0 and no prefix caching vLLM counts items, and hashes no content"
+    elif (
+        model.multimodal_config.mm_processor_cache_gb == 0
+        and not vllm_config.cache_config.enable_prefix_caching
+        and not names.numbered_by_run
+    ):
+        problem = (
+            "with mm_processor_cache_gb 0 and no prefix caching vLLM numbers items as other servers do, "
+            "unless the plug-in shmstore is in use (see SHMSTORE_VLLM and VLLM_PLUGINS)"
+        )
     elif model.is_encoder_decoder:
         problem = f"{model.model} is an encoder-decoder model, whose encoder outputs vLLM does not load"
     elif lora is not None and lora.enable_tower_connector_lora:
