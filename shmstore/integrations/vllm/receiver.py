@@ -1,6 +1,9 @@
 """The cache of vLLM's worker: it turns references into items.
 
-A worker keeps the items of a request until the request ends, though the encoder needs them once. Hence three ways:
+A worker keeps the items of a request until the request ends, though the encoder needs them once. It cannot drop them
+earlier: vLLM does not tell this cache when the encoder has used one, and after a preemption a worker may encode what it
+has again. vLLM 0.33 drops what its engine core can send again, which excludes references. The lease of the API server
+keeps the item in the store as long anyway. Hence three ways:
 
     copy     a private copy, the default; nothing of the store is held, and models may write to it
     views    read-only views, which hold the item in the store until the request has ended; a write is a fault
