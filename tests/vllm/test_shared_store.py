@@ -119,9 +119,9 @@ def test_a_server_with_other_options_of_the_processor_has_its_own_items(
         found.append(sender.is_cached_item(HASH))
         sender.get_and_update_item((item(*FIELDS), prompt_updates()), HASH)
         sender.close()
-    assert [False, False, True] == found
     if by == STORE:
         shmstore.ObjectStoreWriter.unlink(name)
+    assert [False, False, True] == found
 
 
 def test_a_server_of_another_host_has_by_the_tier_what_no_client_has_named(
