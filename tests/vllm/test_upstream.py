@@ -84,7 +84,7 @@ def test_a_reset_that_the_connector_is_told_of_needs_no_manager_of_ours(host: Ho
     plain = scheduler.encoder_cache_manager = EncoderCacheManager(ours.cache_size)
     scheduler.ec_connector.reset = ours.reset  # what the connector's own would do
     scheduler.reset_encoder_cache = lambda: (plain.reset(), scheduler.ec_connector.reset())
-    before = one.side._namespace
+    before = one.side._scope.name
     for name, encodes in (("a", 1), ("again", 1), ("after", 2)):
         if name == "after":
             scheduler.reset_encoder_cache()
@@ -92,4 +92,4 @@ def test_a_reset_that_the_connector_is_told_of_needs_no_manager_of_ours(host: Ho
         one.ask(name, 1)
         one.run()
         assert encodes == one.encodes
-    assert before != one.side._namespace
+    assert before != one.side._scope.name
