@@ -183,12 +183,6 @@ class StoreFullError(ShmStoreError, MemoryError):
 
     default_message = "the store is full"
     default_hint = "release references, cancel the leases of aborted requests, or create the store with more capacity"
-    _hints: ClassVar[dict[str, str]] = {
-        "slots": "release references, cancel the leases of aborted requests, or create the store with more max_objects",
-        "leases": "get or release each reference in every rank, cancel those that are not sent, or create the store "
-        "with more max_objects",
-        "quota": "release references to objects of this kind, cancel leases of aborted requests, or raise the quota",
-    }
 
     needed: int | None = None
     held_bytes_by_rank: dict[int, int] | None = None
@@ -196,7 +190,9 @@ class StoreFullError(ShmStoreError, MemoryError):
     resource: Literal["bytes", "slots", "leases", "quota"] | None = None
 
     def _usual_hint(self) -> str:
-        return self._hints.get(self.resource or "", self.default_hint)
+        if self.resource == "quota":
+            return self.default_hint.replace("create the store with more capacity", "raise the quota of this kind")
+        return self.default_hint.replace("capacity", "capacity" if self.resource in (None, "bytes") else "max_objects")
 
 
 class StoreSpaceError(ShmStoreError, OSError):
@@ -291,8 +287,8 @@ class StaleRefError(ShmStoreError, ValueError):
 
     default_message = "the object was evicted or deleted, or the reference has been modified or is invalid"
     default_hint = (
-        "put the object again, or ask the writer for a new reference; an object is evictable once its lease has ended "
-        "(read, released, cancelled, or its rank retired)"
+        "put the object again, or ask the writer for a new reference; an object can be evicted once its lease has "
+        "ended (read, released, cancelled, or its rank retired)"
     )
 
 
@@ -325,7 +321,7 @@ class WriterActiveError(ShmStoreError, RuntimeError):
     """Another process writes to this store, or to this arena of it; or all arenas have a living writer."""
 
     default_message = "the store has a live writer"
-    default_hint = "close that writer, or wait until its process has ended"
+    default_hint = "close that writer, wait until its process has ended, or create the store with a larger n_writers"
 
 
 class NoArenaError(ShmStoreError, RuntimeError):
@@ -340,7 +336,7 @@ class RankInUseError(ShmStoreError, RuntimeError):
     """A live reader holds this rank, or views of a closed one do."""
 
     default_message = "the rank is taken by a live reader"
-    default_hint = "give each worker its own rank, or close the reader that holds this one"
+    default_hint = "give each worker its own rank, or close the reader that has this one, and drop its views"
 
 
 class ObjectBusyError(ShmStoreError, TimeoutError):

@@ -16,7 +16,6 @@ from shmstore.errors import (
     RankInUseError,
     SharedMemoryError,
     ShmStoreError,
-    SparseStoreError,
     StaleRefError,
     StoreClosedError,
     StoreFullError,
@@ -36,168 +35,73 @@ def stale(error: StaleRefError, ref: ObjectRef, store_id: int, n_writers: int = 
     """Return the same error with the reference, and a hint if it belongs to another store or writer."""
     hint = None
     if ref.store_id != store_id:
-        hint = (
-            f"it belongs to store {ref.store_id:08x}, and this store is {store_id:08x}; a store that was created again "
-            "under the same name does not accept earlier references"
-        )
+        hint = f"it belongs to store {ref.store_id:08x}, and this is {store_id:08x}: use references of this store only"
     elif n_writers > 1:
-        hint = (
-            "the writer that handed a reference out ends or holds its lease and assigns its group; no other writer can"
-        )
+        hint = "only the writer that handed a reference out can end or hold its lease, or assign its group"
     return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
 
 
-def stale_or_gone(error: StaleRefError, ref: ObjectRef, reader: native.Reader, name: str) -> ShmStoreError:
+def stale_or_gone(error: StaleRefError, ref: ObjectRef, reader: native.Reader, place: str) -> ShmStoreError:
     """Return the error for a reader's stale reference, which may be so because its store was removed."""
     if reader.named():
         return stale(error, ref, reader.store_id)
-    if os.path.lexists(path_of(name)):
-        return StoreClosedError(
-            f"store {shown(name)} was removed and created again, and this reader still maps the removed one",
-            hint="close this reader, and attach again with the new writer's handle or by name",
-        )
-    return StoreNotFoundError(
-        f"store {shown(name)} was removed, and {ref!r} is not in what this reader still maps",
-        hint="close this reader, and attach again once a writer has created the store (attach(name, wait=seconds))",
-    )
+    gone = f"store {shown(place)} was removed"
+    hint = "close this reader, and attach again with the new writer's handle, or by attach(name, wait=seconds)"
+    if os.path.lexists(path_of(place)):
+        return StoreClosedError(f"{gone} and created again, and this reader still maps the removed one", hint=hint)
+    return StoreNotFoundError(f"{gone}, and {ref!r} is not in what this reader still maps", hint=hint)
 
 
 def not_opened(
     error: Exception,
-    name: str,
+    expected: tuple[str, int, int, int],
     what: Literal["arena", "rank"],
     number: int | None,
-    *,
-    ranks: int,
-    allow_uid: int,
     required: native.Options | None = None,
     waited: float | None = None,
 ) -> Exception:
     """Return the error of C for a store, or an arena or rank of it, that could not be opened, with what was wrong.
 
-    `ranks`, if not 0, the options `required` and `allow_uid` are those that the caller has asked for.
+    `expected`, as of `expected_store`, and the options `required` are what the caller has asked for.
     """
+    place, _, ranks, allow_uid = expected
     match error:
         case StoreNotFoundError():
-            return not_found(error, name, waited)
+            return not_found(error, place, waited)
         case WriterActiveError():
-            return active(name, number, required, allow_uid)
+            return active(place, number, required, allow_uid)
         case RankInUseError():
-            return in_use(name, number or 0)
+            return in_use(place, number)
         case LayoutMismatchError(_code=native.OTHER_OPTIONS) if required is not None:
-            with closing(Inspector(name, allow_uid)) as inspector:
+            with closing(Inspector(place, allow_uid)) as inspector:
                 differ = differences(inspector.facts(), required)
-            return _other_options(name, differ, "open it with these, or let on_mismatch='recreate' replace it")
-        case LayoutMismatchError(_code=native.OTHER_RANKS):
-            return _other_ranks(name, ranks)
-        case LayoutMismatchError():
-            return cannot_open(classify(name))
+            return _mismatch(place, differ, "open it with these, or let on_mismatch='recreate' replace it")
+        case LayoutMismatchError() if error._code != native.OTHER_RANKS:
+            return cannot_open(classify(place))
         case ForeignStoreError():
-            return foreign(name, allow_uid=allow_uid)
-        case SparseStoreError():
-            return SparseStoreError(f"store {shown(name)}: {error.message}")
+            return foreign(place, allow_uid=allow_uid)
         case CorruptStoreError():
-            return CorruptStoreError(
-                f"the tables of store {shown(name)} contradict themselves",
-                hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes the store",
-            )
+            return _named(error, place)
         case OSError():
-            return unusable(error, name)
-        case ValueError():
-            others = what == "rank" and (number or 0) < ranks
-            return _other_ranks(name, ranks) if others else _there_is_no(what, number, name)
-    return error
-
-
-def active(
-    name: str,
-    arena: int | None = native.ANY_ARENA,
-    asked: native.Options | None = None,
-    allow_uid: int = native.OWN_UID,
-) -> WriterActiveError | LayoutMismatchError:
-    """Return the error for a store whose writers are alive, or the one of that arena; it names their processes.
-
-    If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
-    """
-    what = "has no free arena"
-    with suppress(ShmStoreError, OSError), closing(Inspector(name, allow_uid)) as inspector:  # or of another version
-        first = inspector.facts()
-        n_writers = first["n_writers"]
-        differ = [] if asked is None else differences(first, asked)
-        if differ and asked is not None and max(n_writers, asked.n_writers) > 1:
-            return _other_options(
-                name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
-            )
-        arenas = range(n_writers) if arena in (None, native.ANY_ARENA) else [arena]
-        who = _processes(_writers(inspector, arenas), name) or "none"
-        what = f"{what if n_writers > 1 else 'has its one writer'} (n_writers={n_writers}); living writers: {who}"
-    return WriterActiveError(
-        f"store {shown(name)} {what}",
-        hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "
-        f"`fuser {path_of(name)}` names the process that is still ending",
-    )
-
-
-def written(name: str) -> WriterActiveError:
-    """Return the error for a store that is not removed, because processes have it open; it names them."""
-    pids: list[int] = []
-    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
-        facts = inspector.facts()
-        pids = [*_writers(inspector, range(facts["n_writers"])), *filter(None, [facts["owner_pid"]])]
-    hint = "close the writer that this process has" if os.getpid() in pids else None
-    who = _processes(pids, name) or "a living process"
-    return WriterActiveError(f"store {shown(name)} is open in {who}", hint=hint)
-
-
-def _writers(inspector: Inspector, arenas: Iterable[Any]) -> list[int]:
-    """Return the processes of the living writers of these arenas."""
-    seen = map(inspector.facts, arenas)
-    return [facts["writer_pid"] for facts in seen if facts["writer_alive"] and facts["writer_pid"]]
-
-
-def _processes(pids: Iterable[int], place: str | None = None) -> str:
-    """Return the processes in words; "" for none. Of a store they may be of another PID namespace."""
-    found: list[int | str] = list(dict.fromkeys(pids))
-    for pid in of_other_namespaces(place, dict.fromkeys(pids)) if place else ():
-        found[found.index(pid)] = f"{pid} (of another PID namespace)"
-    found = [_with_title(one) if isinstance(one, int) else one for one in found]
-    return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
-
-
-def _with_title(pid: int) -> str:
-    """Return a process with its title, and whether its parent has ended, as a server's worker may outlive that."""
-
-    def look(pid: int | str) -> tuple[str, str, str]:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            title, _, rest = file.read().partition("(")[2].rpartition(") ")
-        _, parent, _, session = rest.split()[:4]
-        return shown(title)[1:-1], parent, session
-
-    said = str(pid)
-    with suppress(OSError):  # it has ended meanwhile, or its parent is of another PID namespace
-        title, parent, session = look(pid)
-        said = f"{pid} ({title})"
-        if session not in (str(pid), look(parent)[2]):  # only a process that others have adopted
-            said = f"{pid} ({title}, whose parent has ended)"
-    return said
-
-
-def creating(name: str, waited: float | None = None) -> WriterActiveError:
-    """Return the error for a store whose creation is not over, or takes too long; it names the process that creates it.
-
-    A young file that is empty is being created as far as anybody can see, also if its creator is dead.
-    """
-    pids: tuple[int, ...] = ()
+            return unusable(error, place)
+    option, has = "n_writers" if what == "arena" else "n_readers", "an unknown number of"
     with suppress(ShmStoreError, OSError):  # it has gone meanwhile
-        file = classify(name)
-        pids = holders(file.device, file.inode)
-    who = _processes(pids) or "another process"
-    after = "" if waited is None else f", after {waited:g} seconds"
-    longer = "try again in some seconds" if waited is None else "wait longer (wait=seconds)"
-    return WriterActiveError(
-        f"store {shown(name)} is still being created by {who}{after}",
-        hint=f"let that process continue, or end it; or {longer}",
-    )
+        has = str(probe(place)[option])
+    if isinstance(error, LayoutMismatchError) or (what == "rank" and (number or 0) < ranks):
+        hint = "pass the writer's handle, and the same n_readers everywhere (world_size * data_parallel_size)"
+        return LayoutMismatchError(f"store {shown(place)} has {has} ranks, not {ranks}", hint=hint)
+    return ValueError(f"store {shown(place)} has no {what} {number}: {option} is {has}")
+
+
+def _named(error: ShmStoreError, place: str, after: str = "") -> ShmStoreError:
+    """Return the same error with the store's name."""
+    named = type(error)(f"store {shown(place)}: {error.message}{after}", hint=error.hint)
+    named._code = error._code  # `open` asks whether it is being created
+    return named
+
+
+def _mismatch(place: str, differ: list[str], hint: str) -> LayoutMismatchError:
+    return LayoutMismatchError(f"store {shown(place)} was created with other options: {', '.join(differ)}", hint=hint)
 
 
 def differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
@@ -213,25 +117,91 @@ def differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
     return differ
 
 
-def _has(name: str, option: Literal["n_readers", "n_writers"], otherwise: str) -> int | str:
-    """Return how many ranks or writers a store is for, or `otherwise` if that is not to be known any more."""
-    with suppress(ShmStoreError, OSError):
-        return probe(name)[option] or otherwise
-    return otherwise
+# ---- who has it
 
 
-def _other_options(name: str, differ: list[str], hint: str) -> LayoutMismatchError:
-    return LayoutMismatchError(f"store {shown(name)} was created with other options: {', '.join(differ)}", hint=hint)
+def who_holds(place: str | None, pids: Iterable[int]) -> str:
+    """Return these processes in words, or "" if none is known; those of a store may be of another PID namespace."""
+    known = list(dict.fromkeys(filter(None, pids)))
+    elsewhere = of_other_namespaces(place, known) if place else []
+    said = [f"{pid} (of another PID namespace)" if pid in elsewhere else _with_title(pid) for pid in known]
+    return f"process{'es' if len(said) > 1 else ''} {listed(said)}" if said else ""
 
 
-def not_found(error: StoreNotFoundError, name: str, waited: float | None = None) -> ShmStoreError:
+def _with_title(pid: int) -> str:
+    """Return a process with its title, and whether its parent has ended, as a server's worker may outlive that."""
+
+    def look(pid: int | str) -> list[str]:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            title, _, rest = file.read().partition("(")[2].rpartition(") ")
+        return [shown(title)[1:-1], *rest.split()[1:4]]
+
+    said = str(pid)
+    with suppress(OSError):  # it has ended meanwhile, or its parent is of another PID namespace
+        title, parent, _, session = look(pid)
+        said = f"{pid} ({title})"
+        if session not in (str(pid), look(parent)[3]):  # only a process that others have adopted
+            said = f"{pid} ({title}, whose parent has ended)"
+    return said
+
+
+def active(
+    place: str, arena: int | None = None, asked: native.Options | None = None, allow_uid: int = native.OWN_UID
+) -> WriterActiveError | LayoutMismatchError:
+    """Return the error for a store whose writers are alive, or the one of that arena; it names their processes.
+
+    If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
+    """
+    store, known, pids, hint = f"store {shown(place)}", "", list[int](), None
+    with suppress(ShmStoreError, OSError), closing(Inspector(place, allow_uid)) as inspector:  # or of another version
+        first = inspector.facts()
+        n_writers = first["n_writers"]
+        if asked and max(n_writers, asked.n_writers) > 1 and (differ := differences(first, asked)):
+            return _mismatch(place, differ, "give all writers the same options; none replaces it while another lives")
+        one = n_writers > 1 and arena not in (None, native.ANY_ARENA)
+        if one:
+            store, hint = f"arena {arena} of {store}", "omit the index to take the first free arena, or wait for this"
+        seen = [inspector.facts(each) for each in ([arena or 0] if one else range(n_writers))]
+        pids = [facts["writer_pid"] for facts in seen if facts["writer_alive"]] + [first["owner_pid"]] * (not one)
+        known = f" (n_writers={n_writers})"
+    who = who_holds(place, pids) or f"one that is still ending, which `fuser {path_of(place)}` names"
+    whose = "writers" if who.startswith("processes") else "a writer"
+    return WriterActiveError(f"{store} already has {whose}: {who}{known}", hint=hint)
+
+
+def creating(place: str, waited: float | None = None) -> WriterActiveError:
+    """Return the error for a store whose creation is not over; a dead creator's young empty file looks so, too."""
+    who = ""
+    with suppress(ShmStoreError, OSError):  # it has gone meanwhile
+        file = classify(place)
+        who = who_holds(None, holders(file.device, file.inode))
+    what = f"store {shown(place)} is still being created by {who or 'another process'}{_after(waited)}"
+    return WriterActiveError(
+        what, hint="let that process continue, or end it; try again, or wait longer (wait=seconds)"
+    )
+
+
+def in_use(place: str, rank: int | None, ranks: int = 0) -> RankInUseError:
+    """Return the error for a rank that is taken, or for all `ranks`; it names the processes that have them."""
+    pids = [native.rank_pid(place, number) for number in (range(ranks) if rank is None else [rank])]
+    store, who = f"store {shown(place)}", who_holds(place, pids) or "live readers"
+    if rank is not None:
+        return RankInUseError(f"rank {rank} of {store} is taken by {who}")
+    hint = "close a reader, end a process that should not be there, or create the store for more"
+    return RankInUseError(f"all {ranks} ranks of {store} are taken by {who}", hint=hint)
+
+
+# ---- what is there
+
+
+def _after(waited: float | None) -> str:
+    return f", after {waited:g} seconds" if waited else ""
+
+
+def not_found(error: StoreNotFoundError, place: str, waited: float | None = None) -> ShmStoreError:
     """Return the same error with the store's name and how long it was waited for."""
-    if not os.path.isdir(folder := parts_of(name)[0]):
-        return _no_folder(folder)
-    after = f", after {waited:g} seconds" if waited else ""
-    named = StoreNotFoundError(f"store {shown(name)}: {error.message}{after}", hint=error.hint)
-    named._code = error._code  # `open` asks whether it is being created
-    return named
+    folder = parts_of(place)[0]
+    return _named(error, place, _after(waited)) if os.path.isdir(folder) else _no_folder(folder)
 
 
 def _no_folder(folder: str) -> SharedMemoryError:
@@ -239,106 +209,80 @@ def _no_folder(folder: str) -> SharedMemoryError:
     return SharedMemoryError(f"there is no folder {cut(folder)}", number=errno.ENOENT, hint=hint)
 
 
-_LACKING: Final = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENOLCK)
-"""What the look for the kind of file system, fallocate, mmap, and the look for locks that a mapping keeps say."""
-
-
-def unusable(error: OSError, name: str) -> ShmStoreError:
+def unusable(error: OSError, place: str) -> ShmStoreError:
     """Return the error for a system call that failed; an error of shmstore comes back unchanged."""
     if isinstance(error, ShmStoreError):
         return error
-    folder, hint = parts_of(name)[0], None
-    what = f"{cut(path_of(name))} cannot be used: {error.strerror}"
+    folder, hint = parts_of(place)[0], None
+    what = f"{cut(path_of(place))} cannot be used: {error.strerror}"
     if error.errno == errno.EPERM:
         hint = "a process gives a store only to a group of its own: see gid, and id -G"
     elif error.errno == errno.ENOENT and not os.path.isdir(folder):
         return _no_folder(folder)
-    elif error.errno in _LACKING:
+    elif error.errno in (errno.EOPNOTSUPP, errno.ENODEV, errno.ENOLCK):  # fallocate, mmap, or a lock of a mapping
         what += f"; {cut(folder)} is on {file_system(folder) or 'a file system'}, which lacks what a store needs"
         hint = f"use a folder of a tmpfs: dir=, or {VARIABLE}"
     return SharedMemoryError(what, number=error.errno, hint=hint)
 
 
-def foreign(name: str, may_allow: bool = True, allow_uid: int = native.OWN_UID) -> ForeignStoreError:
+def foreign(place: str, may_allow: bool = True, allow_uid: int = native.OWN_UID) -> ForeignStoreError:
     """Return the error for a store that belongs to another user, or that other users may open.
 
     `may_allow` says whether the call has the option `allow_uid`, and that is what it was.
     """
-    error, path = another_user(name), path_of(name)
+    error, path, me = another_user(place), path_of(place), os.geteuid()
     with suppress(OSError):  # it has gone meanwhile
-        seen = stat_of(name)
-        mode = stat.S_IMODE(seen.st_mode)
-        expected = os.geteuid() if allow_uid == native.OWN_UID else allow_uid
-        if may_allow and seen.st_uid == expected and 0o600 | mode & 0o066 not in MODES:
-            return ForeignStoreError(
-                f"store {shown(name)} has mode {mode:04o}: who may only read it could lock ranks and arenas",
-                hint=f"chmod 600 {path}, or 660 if its group shares it",
-            )
-        if seen.st_uid == os.geteuid() and not seen.st_mode & 0o077:
-            return ForeignStoreError(
-                f"store {shown(name)} belongs to this user, {seen.st_uid}, and allow_uid names another",
-                hint="omit allow_uid, or pass the name of that user's store",
-            )
-        if seen.st_uid == os.geteuid():
-            error = ForeignStoreError(
-                f"store {shown(name)} has mode {mode:04o}: others than its owner may open it",
-                hint=f"chmod 600 {path} if nobody else needs it",
-            )
+        seen = stat_of(place)
+        mode, uid = stat.S_IMODE(seen.st_mode), seen.st_uid
+        what = f"store {shown(place)} has mode {mode:04o}"
+        if (
+            may_allow
+            and uid == (me if allow_uid == native.OWN_UID else allow_uid)
+            and 0o600 | mode & 0o066 not in MODES
+        ):
+            hint = f"chmod 600 {path}, or 660 if its group shares it"
+            return ForeignStoreError(f"{what}: whoever may only read it could lock ranks and arenas", hint=hint)
+        if uid == me and not mode & 0o077:
+            hint = "omit allow_uid, or pass the name of that user's store"
+            return ForeignStoreError(f"{what} and belongs to this user, {uid}; allow_uid names another", hint=hint)
+        if uid == me:
+            hint = f"chmod 600 {path} if nobody else needs it"
+            error = ForeignStoreError(f"{what}: others than its owner may open it", hint=hint)
         if may_allow and os.access(path, os.R_OK | os.W_OK, effective_ids=True):  # else it cannot help
-            error.hint += f", or pass allow_uid={seen.st_uid} if you trust whoever may write to it"
-        elif seen.st_mode & 0o060 == 0o060:
+            error.hint += f", or pass allow_uid={uid} if you trust whoever may write to it"
+        elif mode & 0o060 == 0o060:
             error.hint += f", or as a member of group {seen.st_gid} (of a pod: supplementalGroups)"
     return error
-
-
-def _other_ranks(name: str, ranks: int) -> LayoutMismatchError:
-    return LayoutMismatchError(
-        f"store {shown(name)} has {_has(name, 'n_readers', 'another number of')} ranks, not {ranks}",
-        hint="give all processes the same n_readers (world_size * data_parallel_size in the configuration of caches), "
-        "and a reader the handle that the writer made",
-    )
-
-
-_NEXT: Final[dict[str, str | None]] = {
-    "foreign": "choose another name; shmstore ls lists the stores",
-    "blank": "choose another name; shmstore ls lists the stores",
-    "being created": "wait for its writer to finish",
-    "other version": None,  # the default
-}
 
 
 def cannot_open(file: SegmentFile) -> ShmStoreError:
     """Return the error for a file that does not have the layout of a store of this version, or cannot be read."""
     if file.state == "unreadable":
         return another_user(file.place)
-    hint = _NEXT.get(file.state, "it cannot be opened; shmstore gc --yes --force NAME removes it")
+    what: str = file.state if file.state != "ok" else "a store on a disk, made before this host was started"
+    error = LayoutMismatchError(f"{path_of(file.place)}: {file.problem or what}")
     if file.place.startswith("/proc/"):
-        hint = "this descriptor is not a store's, or it is another process's: pass fd=, which handle.send has sent"
-    what = file.state if file.state != "ok" else "a store on a disk, made before this host was started"
-    return LayoutMismatchError(f"{path_of(file.place)}: {file.problem or what}", hint=hint)
+        error.hint = (
+            "this descriptor is not a store's, or it is another process's: pass fd=, which handle.send has sent"
+        )
+    elif file.state in ("foreign", "blank"):
+        error.hint = "choose another name; shmstore ls lists the stores"
+    elif file.state == "being created":
+        error.hint = "wait for its writer to finish"
+    elif file.state != "other version":
+        error.hint = "it cannot be opened; shmstore gc --yes --force NAME removes it"
+    return error
 
 
-def in_use(name: str, rank: int) -> RankInUseError:
-    """Return the error for a rank that is taken; it names the process that has it."""
-    pid = native.rank_pid(name, rank)
-    hint = None
-    if pid == os.getpid():  # or it has the same pid in another PID namespace
-        hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
-    holder = _processes([pid], name) if pid else "a live reader"
-    return RankInUseError(f"rank {rank} of store {shown(name)} is taken by {holder}", hint=hint)
+# ---- what has run out
 
-
-def all_in_use(name: str, ranks: int) -> RankInUseError:
-    """Return the error for a store that has no free rank; it names the processes that have them."""
-    pids = [native.rank_pid(name, rank) for rank in range(ranks)]
-    who = f" by {_processes(pids, name)}" if all(pids) else ""
-    hint = "close a reader, end a process that should not be there, or create the store for more"
-    return RankInUseError(f"all {ranks} ranks of store {shown(name)} are taken{who}", hint=hint)
-
-
-def _there_is_no(what: Literal["arena", "rank"], number: int | None, name: str) -> ValueError:
-    option: Literal["n_readers", "n_writers"] = "n_writers" if what == "arena" else "n_readers"
-    return ValueError(f"store {shown(name)} has no {what} {number}: {option} is {_has(name, option, 'lower')}")
+_RUN_OUT: Final = {
+    "leases": "all {max_leases} lease entries are taken by unread references and unfinished puts",
+    "slots": "all {max_objects} slots are taken by objects that are held",
+    "quota": "{needed}, and kind {kind} has {kind_bytes} of its quota of {quota} bytes, too much of it held",
+    "bytes": "{needed} in one piece, {free} of {capacity} free, {reclaimable} reclaimable, at most {longest} of both "
+    "in one piece",
+}
 
 
 def full(
@@ -355,41 +299,23 @@ def full(
     `extra` is the size of key and metadata, which precede the payload's `nbytes`. `waited` is in seconds.
     """
     held, writers = refusal["held"], refusal["held_by_writer"]
-    span = -(-extra // native.ALIGN) * native.ALIGN + -(-(nbytes or 0) // native.ALIGN) * native.ALIGN
-    needed = f"{nbytes} bytes ({span} with key and metadata) needed"
-    hint = None
-    if resource == "leases":
-        what = f"all {refusal['max_leases']} lease entries are taken by unread references and unfinished puts"
-    elif resource == "slots":
-        what = f"all {refusal['max_objects']} slots are taken by objects that are held"
-    elif resource == "quota":
-        what = (
-            f"{needed}, and kind {shown(kind)} has {refusal['kind_bytes']} of its quota of {refusal['quota']} bytes, "
-            "too much of it held"
-        )
-    else:
-        free = refusal["capacity"] - refusal["used_bytes"]
-        what = (
-            f"{needed} in one piece, {free} of {refusal['capacity']} free, {refusal['reclaimable']} reclaimable, "
-            f"at most {refusal['longest']} of both in one piece"
-        )
-        if free + refusal["reclaimable"] >= span:
-            hint = f"held objects split the space: {StoreFullError.default_hint}"
+    span = sum(-(-size // native.ALIGN) * native.ALIGN for size in (extra, nbytes or 0))
+    needed, free = f"{nbytes} bytes ({span} with key and metadata) needed", refusal["capacity"] - refusal["used_bytes"]
+    what = _RUN_OUT[resource or "bytes"].format_map(refusal | {"needed": needed, "kind": shown(kind), "free": free})
     if refusal["kept"]:
         what += f"; {refusal['kept']} bytes protected, held by the writer or in unfinished puts"
-    by_rank = [f"rank {number}: {size} bytes" for number, size in sorted(held.items())]
-    by_writer = [f"writer {number}: {size} bytes" for number, size in sorted(writers.items())]
-    if by_rank or by_writer:
-        what += "; held by " + listed(by_rank + by_writer)
-    after = f", also after a wait of {waited:g} seconds" if waited else ""
+    by = [f"rank {rank}: {size} bytes" for rank, size in sorted(held.items())]
+    if by := by + [f"writer {number}: {size} bytes" for number, size in sorted(writers.items())]:
+        what += f"; held by {listed(by)}"
     full = StoreFullError(
-        f"{StoreFullError.default_message}{after}: {what}",
+        f"{StoreFullError.default_message}{_after(waited)}: {what}",
         needed=nbytes,
         held_bytes_by_rank=held,
         held_bytes_by_writer=writers,
         resource=resource,
-        hint=hint,
     )
+    if resource == "bytes" and free + refusal["reclaimable"] >= span:
+        full.hint = f"held objects split the space: {full.hint}"
     if absent := [rank for rank in refusal["awaited"] if rank in held]:
         full.hint = (
             f"these ranks have never attached: {listed(absent)}; start them, or call retire(rank) in each writer that "

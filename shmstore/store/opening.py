@@ -221,10 +221,7 @@ class Openable(Closable):
         try:
             writer = native.Writer.recover(*expected, required, arena, keep_leases)
         except unless_interrupted(Exception) as error:
-            said = diagnostics.not_opened(
-                error, name, "arena", arena, ranks=expected[2], allow_uid=expected[3], required=required
-            )
-            raise said from None
+            raise diagnostics.not_opened(error, expected, "arena", arena, required) from None
         try:
             if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
                 set_quotas(writer, limits)

@@ -92,7 +92,7 @@ def unlink(place: str) -> None:
         native.remove(place, file.device, file.inode, file.file_bytes, True)
     except WriterActiveError:
         begun = file.state in ("blank", "being created")
-        raise (diagnostics.creating if begun else diagnostics.written)(place) from None
+        raise (diagnostics.creating if begun else diagnostics.active)(place) from None
 
 
 def _ask_for_space(place: str, old: os.stat_result, freed: bool, asked: Options) -> None:

@@ -121,11 +121,11 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
                     continue
                 if rank is None and number and type(error) is ValueError:  # there is no rank of this number
                     if not turns.again():
-                        raise diagnostics.all_in_use(place, number) from None
+                        raise diagnostics.in_use(place, None, number) from None
                     number = 0
                     continue
-                said = diagnostics.not_opened(error, place, "rank", number, ranks=ranks, allow_uid=uid, waited=wait)
-                raise said from None
+                expected = place, store_id, ranks, uid
+                raise diagnostics.not_opened(error, expected, "rank", number, waited=wait) from None
             return cls(reader, number, serde)
 
     def __repr__(self) -> str:

@@ -83,7 +83,7 @@ def test_an_arena_that_is_taken_is_refused_with_the_process_that_has_it(stores: 
         for index, pid in enumerate([os.getpid(), second.pid, third.pid]):
             with raises(WriterActiveError, names=[str(pid)]) as caught:
                 ObjectStoreWriter.join(first.handle, index)
-            assert f"living writers: process {pid} (" in caught.value.message
+            assert f"already has a writer: process {pid} (" in caught.value.message
         pids = map(str, (os.getpid(), second.pid, third.pid))
         with raises(WriterActiveError, names=[repr(first.name), "n_writers=3", *pids], hint=["larger n_writers"]):
             ObjectStoreWriter.join(first.name)
@@ -95,7 +95,9 @@ def test_a_store_of_one_writer_is_joined_only_when_that_has_ended(stores: Stores
     alone = stores.create(**OPTIONS)
     for index in (None, 0):
         with raises(
-            WriterActiveError, names=["one writer", "n_writers=1", f"process {os.getpid()}"], hint=["n_writers"]
+            WriterActiveError,
+            names=["already has a writer", "n_writers=1", f"process {os.getpid()}"],
+            hint=["n_writers"],
         ):
             ObjectStoreWriter.join(alone.handle, index)
     alone.close(unlink=False)
