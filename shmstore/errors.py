@@ -9,9 +9,11 @@ import errno as _errno
 import reprlib
 import sys
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any, ClassVar, Literal, TypeVar
 
 _E = TypeVar("_E", bound=Exception)
+_C = TypeVar("_C", bound=type)
 
 __all__ = [
     "CacheMissError",
@@ -94,6 +96,14 @@ def listed(names: Iterable[object]) -> str:
         else:
             more += 1
     return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def unnamed(inner: _C) -> _C:
+    """Let Python's own errors about arguments name the methods of a base class without it, as nobody calls it."""
+    for name, value in vars(inner).items():
+        if isinstance(function := getattr(value, "__func__", value), FunctionType):
+            function.__qualname__ = name
+    return inner
 
 
 def unless_interrupted(kind: type[_E]) -> tuple[type[_E], ...]:

@@ -217,8 +217,6 @@ def test_a_call_with_what_it_does_not_know_is_refused(stores: Stores) -> None:
     writer = stores.create()
     with pytest.raises(ValueError, match="factor"):
         writer.stats().hit_ratio_at(3)
-    with pytest.raises(TypeError, match="not one key"), writer.protect("a"):
-        pass
     with pytest.raises(TypeError, match="attribute 'sie'"):
         NestingError(sie=3)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 from shmstore.errors import kind_of, shown
 from shmstore.places import folder_of
@@ -270,3 +270,10 @@ def _gib(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.4g} {unit}"
     return f"{nbytes} bytes"
+
+
+def checked_config(config: Any) -> MultiModalCacheConfig:
+    """Return the configuration; TypeError if it is none."""
+    if not isinstance(config, MultiModalCacheConfig):
+        raise TypeError(f"config must be a MultiModalCacheConfig, not {kind_of(config)}")
+    return config

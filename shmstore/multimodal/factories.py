@@ -14,7 +14,7 @@ from shmstore.multimodal.caches.lru_pair import (
 )
 from shmstore.multimodal.caches.shm_receiver import Policy, ShmObjectStoreReceiverCache
 from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
-from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.config import MultiModalCacheConfig, checked_config
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, UpdatesT
 from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
@@ -44,7 +44,7 @@ def processor_cache_from_config(
     WriterActiveError if other processes have the store, for example another replica, and LayoutMismatchError if API
     servers that live have made it with another configuration.
     """
-    if not config.ipc_cache_enabled:
+    if not checked_config(config).ipc_cache_enabled:
         return processor_only_cache_from_config(config, types=types)
     if config.cache_type == "lru":
         return MultiModalProcessorSenderCache(config, types=types)
@@ -80,7 +80,7 @@ def processor_only_cache_from_config(
     config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL
 ) -> MultiModalProcessorOnlyCache[ItemT, UpdatesT] | None:
     """Return a cache for an API server that sends no items, such as a profiling run; None if it is off."""
-    return MultiModalProcessorOnlyCache(config, types=types) if config.processor_cache_enabled else None
+    return MultiModalProcessorOnlyCache(config, types=types) if checked_config(config).processor_cache_enabled else None
 
 
 def engine_receiver_cache_from_config(
@@ -90,7 +90,7 @@ def engine_receiver_cache_from_config(
 
     With `shm` the engine core forwards references and needs no cache.
     """
-    if config.ipc_cache_enabled and config.cache_type == "lru":
+    if checked_config(config).ipc_cache_enabled and config.cache_type == "lru":
         return MultiModalReceiverCache(config, types=types)
     return None
 
@@ -117,7 +117,7 @@ def worker_receiver_cache_from_config(
     LayoutMismatchError if the store is for another number of workers (`world_size`), and else as
     `ObjectStoreReader.attach`.
     """
-    if not config.ipc_cache_enabled or config.cache_type != "shm":
+    if not checked_config(config).ipc_cache_enabled or config.cache_type != "shm":
         return None
     all_of = "world_size" if config.n_engines == 1 else "world_size * data_parallel_size"
     rank = int_of(f"rank (below {all_of})", rank, 0, config.n_readers - 1)

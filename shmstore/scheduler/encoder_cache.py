@@ -11,7 +11,7 @@ from itertools import starmap
 from operator import call
 from typing import Any, ClassVar
 
-from shmstore.errors import StoreFullError, shown
+from shmstore.errors import StoreFullError, shown, unnamed
 from shmstore.scheduler.checks import check_range
 
 
@@ -55,6 +55,7 @@ def _leave(table: dict[str, dict[int, Any]], request_id: str, i: int) -> _Change
     return [(dict.pop, items, i)] if len(items) > 1 else [(dict.pop, table, request_id)]
 
 
+@unnamed
 class _Manager:
     """Base of the managers: entries, and the items of requests that hold one or have reserved the space of one.
 
@@ -227,6 +228,7 @@ class _Manager:
                 raise RuntimeError(f"broken invariant: {what}")
 
 
+@unnamed
 class _Reserving(_Manager):
     """Base of the managers with which a scheduler may ask about all items of a request before it allocates any."""
 

@@ -4,6 +4,7 @@ import operator
 import os
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
 from types import TracebackType
@@ -35,8 +36,24 @@ def int_of(name: str, value: Any, low: int, high: int, what: str = "an int") -> 
     except TypeError:
         raise TypeError(f"{name} must be {what}, not {type(value).__name__}") from None
     if not low <= number <= high:
-        raise ValueError(f"{name} must be from {low} to {high}, not {shown(number)}")
+        raise ValueError(f"{name} must be {low if low == high else f'from {low} to {high}'}, not {shown(number)}")
     return number
+
+
+def several_of(name: str, value: Any, what: str) -> Iterable[Any]:
+    """Return `value`; TypeError, which names the argument, if it is not an iterable, or a text."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list of {what}, not {shown(value)}")
+    return value
+
+
+def serde_of(value: Any) -> ObjectSerde:
+    """Return the serializer, by default that of msgpack; TypeError if it is none."""
+    if value is None or type(value) is MsgpackSerde:
+        return DEFAULT_SERDE if value is None else value
+    if isinstance(value, type) or not isinstance(value, ObjectSerde):
+        raise TypeError(f"serde must be a serializer, such as MsgpackSerde(), not {shown(value)}")
+    return value
 
 
 def seconds_of(name: str, value: Any) -> float:

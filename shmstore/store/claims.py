@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from shmstore.bindings import claims as native
+from shmstore.errors import unnamed
 from shmstore.store.arguments import packed_key, seconds_of
 from shmstore.store.leases import Held
 
@@ -37,6 +38,7 @@ class Claim(Held):
         return f"<Claim on {self.key!r}>"
 
 
+@unnamed
 class Claiming(ABC, Generic[Found]):
     """What readers and writers have in common: `find` of either, and claims."""
 

@@ -22,6 +22,7 @@ from shmstore.errors import (
     WriterActiveError,
     shown,
     unless_interrupted,
+    unnamed,
 )
 from shmstore.files import PREFIX
 from shmstore.places import Folder, file_system, parts_of, path_of, place_of, seen_by_others
@@ -29,7 +30,6 @@ from shmstore.refs import StoreHandle
 from shmstore.serde import ObjectSerde
 from shmstore.store import diagnostics, orphans
 from shmstore.store.arguments import (
-    DEFAULT_SERDE,
     LOOK_AGAIN,
     Closable,
     check_flags,
@@ -37,6 +37,7 @@ from shmstore.store.arguments import (
     expected_store,
     int_of,
     seconds_of,
+    serde_of,
 )
 from shmstore.store.kinds import checked_quotas, set_quotas
 from shmstore.store.options import StoreOptions, shows_options, store_options
@@ -55,6 +56,7 @@ def _warn_of_disk(folder: str) -> None:
         )
 
 
+@unnamed
 class Openable(Closable):
     """The part of a writer that opens and closes its store."""
 
@@ -66,7 +68,7 @@ class Openable(Closable):
         if not isinstance(writer, native.Writer):
             raise TypeError("make a writer by ObjectStoreWriter.open(...), .create(...), .join(...) or .recover(name)")
         self._writer = writer
-        self._serde = DEFAULT_SERDE if serde is None else serde
+        self._serde = serde_of(serde)
         self._place = writer.place
         folder, name = parts_of(writer.place)
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers, seen_by_others(folder))
@@ -107,6 +109,7 @@ class Openable(Closable):
         used, and ValueError for numbers out of range.
         """
         check_flags(writes=writes, memfd=memfd)
+        serde = serde_of(serde)
         asked, dir, access = store_options(**options)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, asked.capacity)
@@ -216,7 +219,7 @@ class Openable(Closable):
         arena: int | None = None,
         keep_leases: bool = True,
     ) -> Self:
-        name, required = expected[0], None if accept else options
+        name, required, serde = expected[0], None if accept else options, serde_of(serde)
         check_flags(keep_leases=keep_leases)
         try:
             writer = native.Writer.recover(*expected, required, arena, keep_leases)
@@ -287,6 +290,7 @@ class Openable(Closable):
         `recover` and `create`.
         """
         check_flags(keep=keep)
+        serde = serde_of(serde)
         asked, dir, access = store_options(**options)
         asked = asked._replace(flags=asked.flags | (native.OUTLIVES if keep else native.EPHEMERAL))
         limits = checked_quotas(quotas, asked.capacity)
@@ -388,8 +392,8 @@ class Openable(Closable):
             self._open = False
             _log.debug("closed store %s", self._place)
 
-    @staticmethod
-    def unlink(name: str, *, dir: Folder | None = None) -> None:
+    @classmethod
+    def unlink(cls, name: str, *, dir: Folder | None = None) -> None:
         """Remove a store that no process has open as a writer or owner; readers keep what they have.
 
         Raises StoreNotFoundError, WriterActiveError, ForeignStoreError if it is another user's, LayoutMismatchError if

@@ -8,7 +8,7 @@ from shmstore.bindings import store as native
 from shmstore.bindings.inspect import FLAGS
 from shmstore.errors import shown
 from shmstore.places import Folder
-from shmstore.store.arguments import check_flags, checked_access, int_of
+from shmstore.store.arguments import check_flags, checked_access, int_of, several_of
 
 MAX_CAPACITY, MAX_OBJECTS = native.MAX_CAPACITY, native.MAX_OBJECTS
 MAX_READERS, MAX_GROUPS, MAX_WRITERS = native.MAX_READERS, native.MAX_GROUPS, native.MAX_WRITERS
@@ -110,10 +110,15 @@ def store_options(
         ) from None
 
 
+store_options.__qualname__ = "ObjectStoreWriter.create or open"  # in Python's own errors about its arguments
+
+
 def _checked_groups(groups: Any, n_readers: int) -> tuple[int, ...]:
     if groups is None:
         return ()
-    sizes = tuple(int_of(f"groups[{i}]", size, 1, n_readers) for i, size in enumerate(groups))
+    sizes = tuple(
+        int_of(f"groups[{i}]", size, 1, n_readers) for i, size in enumerate(several_of("groups", groups, "ints"))
+    )
     if sum(sizes) != n_readers or len(sizes) > MAX_GROUPS:
         raise ValueError(
             f"groups must have all {n_readers} ranks between them, in up to {MAX_GROUPS} groups; "

@@ -26,7 +26,6 @@ from shmstore.serde import MsgpackSerde, ObjectSerde
 from shmstore.serde.tensors import load_torch
 from shmstore.store import diagnostics
 from shmstore.store.arguments import (
-    DEFAULT_SERDE,
     LOOK_AGAIN,
     Closable,
     expected_store,
@@ -35,6 +34,7 @@ from shmstore.store.arguments import (
     packed_key,
     packed_ref,
     seconds_of,
+    serde_of,
 )
 from shmstore.store.claims import Claiming
 from shmstore.store.leases import PinnedRef
@@ -67,7 +67,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         if not isinstance(reader, native.Reader):
             raise TypeError("make a reader by ObjectStoreReader.attach(handle_or_name, rank)")
         self._reader = reader
-        self._serde = DEFAULT_SERDE if serde is None else serde
+        self._serde = serde_of(serde)
         self._hides = hides_payload(self._serde)
         self._place = reader.place
         self._rank = rank
@@ -109,7 +109,8 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         place, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:
             ranks = int_of("n_readers", n_readers, 1, native.MAX_READERS)
-        number = 0 if rank is None else int_of("rank", rank, 0, native.MAX_READERS - 1)
+        number = 0 if rank is None else int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
+        serde = serde_of(serde)
         turns = Turns()
         while True:
             attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, rank is None)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from shmstore.errors import shown
+from shmstore.errors import shown, unnamed
 
 MORE_HITS = {1.5: "more_hits_at_1_5x", 2: "more_hits_at_2x", 4: "more_hits_at_4x"}
 """The fields that say what a larger store would have done, by factors of the capacity."""
@@ -68,6 +68,7 @@ def sum_of_tiers(tiers: Iterable[TierStats | None]) -> TierStats | None:
     return TierStats(**sums | {"open": any(tier.open for tier in there)}) if there else None
 
 
+@unnamed
 @dataclass(frozen=True, slots=True)
 class WriterCounters:
     """What a writer has done since its store was created, also before a `recover`; `shms_counters` in C.

@@ -24,7 +24,7 @@ from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.serde.encode import array_address
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.store import diagnostics
-from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of
+from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of, several_of
 from shmstore.store.claims import Claiming
 from shmstore.store.kinds import kind_stats, number_of
 from shmstore.store.leases import LeasedRef, Reservation
@@ -329,9 +329,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         Of another writer's objects it keeps those that are there when the block begins; each takes a lease entry.
         Raises StoreFullError, before the block, if there are too few.
         """
-        if isinstance(keys, str):
-            raise TypeError(f"keys must be an iterable of keys, not one key; write protect([{shown(keys)}])")
-        packed = [packed_key(key, namespace) for key in keys]
+        packed = [packed_key(key, namespace) for key in several_of("keys", keys, "keys")]
         batch = self._writer.batch()
         try:
             try:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from shmstore.bindings import store as native
 from shmstore.errors import shown
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.multimodal import (
+    MirroredProcessingCache,
     MultiModalCacheConfig,
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
@@ -338,3 +340,20 @@ def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault: 
             if sender.handle.name in part
         )
         assert prefault == (mapped >= 4 * MIB)
+
+
+@pytest.mark.parametrize("config", [None, {"cache_type": "lru"}])
+def test_what_is_no_configuration_is_refused_by_name(config: Any) -> None:
+    calls: list[Callable[[Any], object]] = [
+        processor_cache_from_config,
+        processor_only_cache_from_config,
+        engine_receiver_cache_from_config,
+        lambda config: worker_receiver_cache_from_config(config, 0),
+        MultiModalProcessorOnlyCache,
+        MultiModalProcessorSenderCache,
+        MultiModalReceiverCache,
+        MirroredProcessingCache,
+    ]
+    for call in calls:
+        with raises(TypeError, names=["config", "MultiModalCacheConfig"]):
+            call(config)

@@ -316,6 +316,14 @@ def test_a_placeholder_is_checked_and_compared() -> None:
         PlaceholderRange(-1, 3)
     with raises(ValueError, names=("length", "-3")):
         PlaceholderRange(1, -3)
+    for name, wrong in (
+        ("offset", ("0", 4)),
+        ("offset", (True, 4)),
+        ("length", (0, 4.0)),
+        ("is_embed", (0, 4, "1111")),
+    ):
+        with raises(TypeError, names=[name]):
+            PlaceholderRange(*wrong)
     with raises(ValueError, names=("start_idx", "end_idx", "3", "1", "4")):
         PlaceholderRange(0, 3).get_embeds_indices_in_range(1, 4)
     assert PlaceholderRange(0, 2, mask) == PlaceholderRange(0, 2, mask.clone())

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreHandle
+import shmstore
+from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, StoreHandle, multimodal, scheduler
 from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS, MAX_WRITERS
 from tests.support import Stores, raises, segments, state, store_name
 
@@ -31,6 +32,16 @@ def reserve(writer: ObjectStoreWriter, value: Any) -> None:
         pass
 
 
+def protect(writer: ObjectStoreWriter, value: Any) -> None:
+    with writer.protect(value):
+        pass
+
+
+SERDES: list[Call] = [
+    lambda w, v: ObjectStoreReader.attach(w.handle, serde=v),
+    lambda w, v: ObjectStoreWriter.join(w.handle, serde=v),
+    lambda w, v: ObjectStoreWriter.recover(w.handle, serde=v),
+]
 NAMES = ["", ".", "..", "a/b", "/a", "a/", "a\0b", "\0", "x" * (MAX_NAME + 1), "й" * MAX_NAME, "\ud800"]
 BY_NAME: list[Call] = [
     lambda w, v: ObjectStoreWriter.create(v, capacity=4096, n_readers=1),
@@ -66,7 +77,9 @@ REFUSED: list[tuple[str, Sequence[Call], list[Any], list[Any]]] = [
     ("dir", opening("dir"), ["", "/a\0b", "/" + "x" * 4000], [3, b"/dev/shm"]),
     ("mode", opening("mode"), [0o400, 0o670, 0o1660], ["0660", True]),
     ("gid", opening("gid"), [-1], ["users"]),
-    ("groups", opening("groups"), [[4, 3], [4, 5], [8, 0]], [[4, 4.0]]),
+    ("groups", opening("groups"), [[4, 3], [4, 5], [8, 0]], [3, "44", [4, 4.0]]),
+    ("serde", [*opening("serde"), *SERDES], [], [object(), "msgpack", MsgpackSerde]),
+    ("keys", [protect], [], [3, None, "old", b"old"]),
     (
         "quotas",
         opening("quotas"),
@@ -160,3 +173,25 @@ def test_an_argument_that_cannot_be_is_refused_by_name_and_changes_nothing(
     for rank in range(2):
         stores.attach(writer, rank)  # none was taken
     assert writer.cancel(ref)
+
+
+def test_a_rank_of_a_store_of_one_is_refused_with_the_number_that_it_has(stores: Stores) -> None:
+    writer = stores.create(n_readers=1)
+    for rank in (-1, 1):
+        with raises(ValueError, names=["rank must be 0", f"not {rank}"]):
+            ObjectStoreReader.attach(writer.handle, rank)
+
+
+def test_errors_of_python_about_a_call_name_no_inner_class() -> None:
+    modules = (shmstore, multimodal, scheduler)
+    public = {name: getattr(module, name) for module in modules for name in module.__all__}
+    classes = [found for found in public.values() if isinstance(found, type)]
+    methods = [getattr(found, name) for found in classes for name in dir(found) if name[0] != "_"]
+    owners = {getattr(each, "__qualname__", "").rpartition(".")[0] for each in methods if of_ours(each)}
+    assert {"ObjectStoreWriter", ""} < owners <= {*public, ""}
+    with pytest.raises(TypeError, match=r"^ObjectStoreWriter\.create or open\(\) .*'capcity'"):
+        ObjectStoreWriter.create(capcity=1, capacity=1, n_readers=1)  # type: ignore[call-arg]
+
+
+def of_ours(method: Any) -> bool:
+    return callable(method) and str(getattr(method, "__module__", "")).startswith("shmstore")

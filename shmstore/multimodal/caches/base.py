@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from shmstore.errors import unnamed
 from shmstore.multimodal.caches.checks import check_known, check_pairs, checked_hashes, one_or_more
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.values.types import (
@@ -46,6 +47,7 @@ class Feature(Protocol):
 FeatureT = TypeVar("FeatureT", bound=Feature)
 
 
+@unnamed
 class _Cache:
     types: CacheTypes[Any, Any] = MULTIMODAL
     """The engine's types of items and prompt updates."""

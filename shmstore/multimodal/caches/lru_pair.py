@@ -16,7 +16,7 @@ from shmstore.multimodal.caches.checks import check_hash, check_known, check_pai
 from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 from shmstore.multimodal.caches.shadow import LruProcessorCache, NewItem
-from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.config import MultiModalCacheConfig, checked_config
 from shmstore.multimodal.values.items import MultiModalKwargsItem
 from shmstore.multimodal.values.nested import nested_equal
 from shmstore.multimodal.values.types import (
@@ -40,7 +40,7 @@ class MultiModalProcessorOnlyCache(LruProcessorCache[ItemT, UpdatesT]):
     """
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
-        super().__init__(types, config.processor_cache_bytes, config.processor_cache_bytes)
+        super().__init__(types, checked_config(config).processor_cache_bytes, config.processor_cache_bytes)
 
     def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, changed: bool) -> NewItem[ItemT, UpdatesT]:
         item, updates = mm_item
@@ -66,7 +66,7 @@ class MultiModalProcessorSenderCache(LruProcessorCache[ItemT, UpdatesT]):
     """
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
-        super().__init__(types, config.ipc_cache_bytes, config.processor_cache_bytes)
+        super().__init__(types, checked_config(config).ipc_cache_bytes, config.processor_cache_bytes)
 
     def _new(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, changed: bool) -> NewItem[ItemT, UpdatesT]:
         item, updates = mm_item
@@ -100,7 +100,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, Any] = MULTIMODAL) -> None:
         self.types = types
-        capacity = config.ipc_cache_bytes
+        capacity = checked_config(config).ipc_cache_bytes
         held: Bounded[str, ItemT] = Bounded(capacity, most_entries(capacity))
         self._guard = Guard(held, held.clear)
 
@@ -186,7 +186,7 @@ class MirroredProcessingCache:
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
-        self._p0 = _MirroredSender(MULTIMODAL, config.ipc_cache_bytes, config.ipc_cache_bytes)
+        self._p0 = _MirroredSender(MULTIMODAL, checked_config(config).ipc_cache_bytes, config.ipc_cache_bytes)
         self._p1: MultiModalReceiverCache[MultiModalKwargsItem] = MultiModalReceiverCache(config)
 
     def get_and_update_p0(

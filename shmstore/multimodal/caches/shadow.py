@@ -36,6 +36,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple
 
+from shmstore.errors import unnamed
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
 from shmstore.multimodal.caches.checks import check_hash, check_known, check_pairs, one_or_more
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
@@ -56,6 +57,7 @@ class NewItem(NamedTuple, Generic[ItemT, UpdatesT]):
     output: ProcessorOutput[ItemT, UpdatesT]
 
 
+@unnamed
 class LruProcessorCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     """P0 without a store: the shadow of P1's cache of `capacity` bytes, and P0's values, up to `kept_capacity` bytes.
 

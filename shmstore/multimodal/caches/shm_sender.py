@@ -47,7 +47,7 @@ from shmstore.multimodal.caches.checks import (
 from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.shm_receiver import end_each
 from shmstore.multimodal.caches.stored_updates import UNKNOWN, StoredUpdates
-from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.config import MultiModalCacheConfig, checked_config
 from shmstore.multimodal.values.sizes import named
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
@@ -442,7 +442,7 @@ def _warn(count: int, error: ShmStoreError) -> None:
 
 
 def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
-    if config.cache_type != "shm":
+    if checked_config(config).cache_type != "shm":
         raise ValueError(f"config: expected one of cache_type='shm', got cache_type={shown(config.cache_type)}")
     if writer.groups != (config.world_size,) * config.n_engines:
         raise ValueError(

@@ -206,9 +206,17 @@ class PlaceholderRange:
     is_embed: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.offset < 0 or self.length < 0:
-            raise ValueError(f"offset {self.offset} and length {self.length} must not be negative")
-        if self.is_embed is not None and tuple(self.is_embed.shape) != (self.length,):
+        for name in ("offset", "length"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not hasattr(number, "__index__"):
+                raise TypeError(f"{name} must be an int, not {shown(number)}")
+            if number < 0:
+                raise ValueError(f"{name} must not be negative: {number}")
+        if self.is_embed is None:
+            return
+        if not isinstance(self.is_embed, torch.Tensor):
+            raise TypeError(f"is_embed must be a tensor or None, not {shown(self.is_embed)}")
+        if tuple(self.is_embed.shape) != (self.length,):
             raise ValueError(f"is_embed must have shape ({self.length},), not {tuple(self.is_embed.shape)}")
 
     @cached_property
