@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ import torch
 from shmstore import (
     ObjectExistsError,
     ObjectNotFoundError,
+    ObjectRef,
     ObjectStoreReader,
+    ObjectStoreWriter,
     RankInUseError,
     StaleRefError,
     StoreClosedError,
@@ -25,39 +28,57 @@ from shmstore import (
 )
 from tests.support import Stores, raises
 
+Call = Callable[[ObjectStoreWriter, ObjectStoreReader, Any], object]
+attach = ObjectStoreReader.attach
+HANDLE = '{"name": "x", "store_id": %s, "n_readers": 1%s}'
 
-def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
+
+def closed(writer: ObjectStoreWriter) -> ObjectStoreWriter:
+    writer.close()
+    return writer
+
+
+# The call with a writer, its reader and a stale reference; what it raises; parts of its message, and of its hint. NAME
+# is the store's.
+SAID: list[tuple[Call, type[Exception], list[str], list[str]]] = [
+    (lambda w, r, ref: w.put("a-key", 1), ObjectExistsError, ["'a-key'"], []),
+    (lambda w, r, ref: w.get_cached("absent"), ObjectNotFoundError, ["'absent'"], []),
+    (lambda w, r, ref: r.get(ref), StaleRefError, ["id=2"], []),
+    (lambda w, r, ref: r.get(b"x"), TypeError, ["ObjectRef", "bytes", "from_bytes"], []),  # type: ignore[arg-type]
+    (lambda w, r, ref: r.get("a"), TypeError, ["ObjectRef", "str", "put", "get_cached"], []),  # type: ignore[arg-type]
+    (lambda w, r, ref: attach(w), TypeError, ["ObjectStoreWriter", "handle"], []),  # type: ignore[arg-type]
+    (lambda w, r, ref: attach(w.handle.to_json()), ValueError, ["from_json"], []),
+    (lambda w, r, ref: attach(w.name, 4), ValueError, ["NAME", "no rank 4", "n_readers is 2"], []),
+    (lambda w, r, ref: attach(w.handle, 0), RankInUseError, ["rank 0", "NAME", f"process {os.getpid()}"], ["close"]),
+    (lambda w, r, ref: StoreHandle.from_json("{}"), ValueError, ["handle", "name", "store_id", "n_readers"], []),
+    (lambda w, r, ref: StoreHandle.from_json("[]"), ValueError, ["store handle", "[]"], []),
+    (lambda w, r, ref: StoreHandle.from_json(HANDLE % (1, ', "more": 1')), ValueError, ["store handle", "more"], []),
+    (lambda w, r, ref: StoreHandle.from_json(HANDLE % ("true", "")), ValueError, ["store handle", "store_id"], []),
+    (lambda w, r, ref: StoreHandle.from_json("shmstore-1"), ValueError, ["store handle", "shmstore-1"], []),
+    (lambda w, r, ref: attach(closed(w).handle, 1), StoreNotFoundError, ["NAME"], ["closes it"]),
+    (lambda w, r, ref: closed(w).__enter__(), StoreClosedError, ["NAME"], []),
+    *(
+        (lambda w, r, ref, dtype=dtype: TensorSpec((2,), dtype), TypeError, ["dtype", "torch.dtype", repr(dtype)], [])
+        for dtype in ("nonsense", None, 5, "f4,,", ("f4", -1), {"names": 1})
+    ),
+    *(
+        (lambda w, r, ref, shape=shape: TensorSpec(shape, torch.int8), TypeError, ["shape", "ints", repr(shape)], [])
+        for shape in (5, "ab", (1.5,))
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "names", "hint"), SAID)
+def test_errors_name_what_they_are_about_and_what_to_do(
+    stores: Stores, call: Call, error: type[Exception], names: list[str], hint: list[str]
+) -> None:
     writer = stores.create(8192, n_readers=2)
-    reader = stores.attach(writer)
-    ref = writer.put("a-key", 1)
-    gone = writer.put("gone", 1)
+    writer.put("a-key", 1)
+    gone: ObjectRef = writer.put("gone", 1)
     writer.cancel(gone)
     writer.delete("gone")
-
-    with raises(ObjectExistsError, names=["'a-key'"]):
-        writer.put("a-key", 1)
-    with raises(ObjectNotFoundError, names=["'absent'"]):
-        writer.get_cached("absent")
-    with raises(StaleRefError, names=[f"id={gone.monotonic_id}"]):
-        reader.get(gone)
-    with raises(TypeError, names=("ObjectRef", "bytes", "from_bytes")):
-        reader.get(ref.to_bytes())  # type: ignore[arg-type]
-    with raises(TypeError, names=("ObjectRef", "str", "put", "get_cached")):
-        reader.get("a")  # type: ignore[arg-type]
-    with raises(TypeError, names=("ObjectStoreWriter", "handle")):
-        ObjectStoreReader.attach(writer)  # type: ignore[arg-type]
-    with raises(ValueError, names=["from_json"]):
-        ObjectStoreReader.attach(writer.handle.to_json())
-    with raises(ValueError, names=(writer.name, "no rank 4", "n_readers is 2")):
-        ObjectStoreReader.attach(writer.name, 4)
-    with raises(RankInUseError, names=("rank 0", repr(writer.name), f"process {os.getpid()}"), hint=["close"]):
-        ObjectStoreReader.attach(writer.handle, 0)
-    handle = writer.handle
-    writer.close()
-    with raises(StoreNotFoundError, names=[repr(handle.name)], hint=["closes it"]):
-        ObjectStoreReader.attach(handle, 1)
-    with raises(StoreClosedError):
-        writer.__enter__()
+    with raises(error, [writer.name if name == "NAME" else name for name in names], hint):
+        call(writer, stores.attach(writer), gone)
 
 
 def test_a_process_is_named_with_its_title_and_as_one_that_has_outlived_its_server(stores: Stores) -> None:
@@ -69,51 +90,69 @@ def test_a_process_is_named_with_its_title_and_as_one_that_has_outlived_its_serv
     )
     server = ["sh", "-c", '"$@" & read _', "sh", sys.executable, "-c", work, writer.name]
     with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         worker = int(process.stdout.readline())
-        with raises(RankInUseError, names=[f"process {worker} (VLLM::Work)"[:-1]]) as caught:
-            ObjectStoreReader.attach(writer.handle, 0)
+        with raises(RankInUseError, names=[f"process {worker} (VLLM::Work"]) as caught:
+            attach(writer.handle, 0)
         assert "ended" not in caught.value.message
-        assert process.stdin is not None
         process.stdin.close()
         process.wait()
         try:
             with raises(RankInUseError, names=["VLLM::Work, whose parent has ended"]):
-                ObjectStoreReader.attach(writer.handle, 0)
+                attach(writer.handle, 0)
         finally:
             os.kill(worker, signal.SIGKILL)
 
 
-def test_a_full_store_names_the_ranks_that_have_never_come(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=3)
-    stores.attach(writer, 1)
-    writer.put("a", torch.ones(1000))
-    with raises(StoreFullError, hint=("never attached: 0, 2", "retire(rank)", "release")):
-        writer.put("b", torch.ones(2000))
-    writer.retire(2)
-    with raises(StoreFullError, hint=["never attached: 0;"]):
-        writer.put("b", torch.ones(2000))
-    stores.attach(writer, 0)
-    with pytest.raises(StoreFullError) as caught:
-        writer.put("b", torch.ones(2000))
-    assert "never attached" not in caught.value.hint
-
-
-def test_a_full_store_of_several_groups_tells_to_name_one(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=2, groups=[1, 1])
-    writer.put("a", torch.ones(1000))
-    with raises(StoreFullError, hint=["assign_group(ref, group)"]):
-        writer.put("b", torch.ones(2000))
-
-
-def test_a_reference_of_another_store_says_so(stores: Stores) -> None:
-    ours, other = stores.create(8192, n_readers=1), stores.create(8192, n_readers=1)
+def test_a_reference_of_another_store_or_writer_says_so(stores: Stores) -> None:
+    ours, other = stores.create(8192, n_readers=1, n_writers=2), stores.create(8192, n_readers=1)
     ref = other.put("a", 1)
     numbers = [f"{store.handle.store_id:08x}" for store in (ours, other)]
     with raises(StaleRefError, hint=numbers):
         stores.attach(ours).get(ref)
     with raises(StaleRefError, hint=numbers):
         ours.cancel(ref)
+    second = stores.keep(ObjectStoreWriter.join(ours.handle))
+    with raises(StaleRefError, [f"id={(ref := ours.put('b', 1)).monotonic_id}"], hint=["only the writer"]):
+        second.cancel(ref)
+
+
+def test_a_reader_of_a_removed_store_says_whether_there_is_a_new_one(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=2)
+    reader, ref = stores.attach(writer), writer.put("a", 1)
+    writer.cancel(ref)
+    writer.delete("a")
+    writer.close(unlink=True)
+    with raises(StoreNotFoundError, names=[writer.name, "was removed"], hint=["attach again"]):
+        reader.get(ref)
+    stores.keep(ObjectStoreWriter.create(writer.name, capacity=8192, n_readers=1))
+    with raises(StoreClosedError, names=[writer.name, "created again"], hint=["attach again"]):
+        reader.get(ref)
+
+
+# ---- a full store
+
+
+def refused(writer: ObjectStoreWriter, size: int = 2000, **parts: Any) -> StoreFullError:
+    """Return the error of a put for which there is no room."""
+    with raises(StoreFullError, **parts) as caught:
+        writer.put("refused", torch.ones(size))
+    return caught.value
+
+
+def test_a_full_store_names_ranks_that_never_came_and_a_lease_without_group(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=3, groups=[1, 2])
+    stores.attach(writer, 1)
+    writer.put("a", torch.ones(1000))
+    refused(writer, hint=("never attached: 0, 2;", "retire(rank)", "release", "assign_group(ref, group)"))
+    writer.retire(2)
+    refused(writer, hint=["never attached: 0;"])
+    stores.attach(writer, 0)
+    assert "never attached" not in refused(writer).hint
+    alone = stores.create(8192, n_readers=1)
+    alone.put("a", torch.ones(1000))
+    assert "assign_group" not in refused(alone).hint
 
 
 @pytest.mark.parametrize("resource", ["bytes", "slots", "leases"])
@@ -130,11 +169,10 @@ def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> No
         "slots": ("2 slots",),
         "leases": (f"{stats.max_leases} lease entries",),
     }
-    with raises(StoreFullError, names[resource]) as caught:
-        writer.put("new", torch.zeros(2020 if resource == "bytes" else 1))
-    assert resource == caught.value.resource == pickle.loads(pickle.dumps(caught.value)).resource
-    assert ("max_objects" in caught.value.hint) is (resource != "bytes")
-    assert {0: stats.used_bytes} == caught.value.held_bytes_by_rank
+    error = refused(writer, 2020 if resource == "bytes" else 1, names=[*names[resource], "held by rank 0"])
+    assert resource == error.resource == pickle.loads(pickle.dumps(error)).resource
+    assert ("max_objects" in error.hint) is (resource != "bytes")
+    assert ({0: stats.used_bytes}, 8080 if resource == "bytes" else 4) == (error.held_bytes_by_rank, error.needed)
     if resource == "leases":  # what opens none needs none
         with writer.reserve("new", TensorSpec((10,), torch.uint8)):
             pass
@@ -156,9 +194,8 @@ def test_a_store_whose_space_is_split_says_what_could_go_and_what_is_in_between(
     longest = (1 << 20) - 5 * span  # after the one that is looked at
     head = span - 100_032  # bytes of the ring that are not payload
     for _ in range(2):  # the second refusal is a remembered one
-        with raises(StoreFullError, hint=("split", "release references")) as caught:
-            writer.put("new", torch.zeros(700_000, dtype=torch.uint8))
-        numbers = [int(number) for number in re.findall(r"\d+", caught.value.message)]
+        error = refused(writer, 175_000, hint=("split", "release references"))
+        numbers = [int(number) for number in re.findall(r"\d+", error.message)]
         assert [700_000, 700_032 + head, free, 1 << 20, 9 * span, longest, 0, span] == numbers
     assert view[0] == 4
     writer.put("new", torch.zeros(longest - head, dtype=torch.uint8))
@@ -166,35 +203,8 @@ def test_a_store_whose_space_is_split_says_what_could_go_and_what_is_in_between(
 
 def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
     writer = stores.create(8192)
-    ref = writer.put("a", torch.zeros(500))
-    writer.cancel(ref)
-    spec = TensorSpec((1000,), torch.uint8)
-    with writer.protect(["a"]), writer.reserve("mine", spec):
-        kept = f"{writer.stats().used_bytes} bytes protected, held by the writer or in unfinished puts"
-        with raises(StoreFullError, names=[kept]):
-            writer.put("b", torch.zeros(2000))
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("{}", ("name", "store_id", "n_readers")),
-        ("[]", ("[]",)),
-        ('{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}', ("more",)),
-        ('{"name": "x", "store_id": true, "n_readers": 1}', ("store_id",)),
-        ("shmstore-1", ("shmstore-1",)),
-    ],
-)
-def test_text_that_is_not_a_handle_says_what_is_wrong_with_it(text: str, names: tuple[str, ...]) -> None:
-    with raises(ValueError, ("store handle", *names)):
-        StoreHandle.from_json(text)
-
-
-def test_a_wrong_dtype_or_shape_is_named() -> None:
-    wrong: list[Any] = ["nonsense", None, 5, "f4,,", ("f4", -1), {"names": 1}]
-    for dtype in wrong:
-        with raises(TypeError, names=("dtype", "torch.dtype", repr(dtype))):
-            TensorSpec((2,), dtype)
-    for shape in (5, "ab", (1.5,)):
-        with raises(TypeError, names=("shape", "ints", repr(shape))):
-            TensorSpec(shape, torch.int8)  # type: ignore[arg-type]
+    writer.cancel(writer.put("a", torch.zeros(500)))
+    with writer.protect(["a"]), writer.reserve("mine", TensorSpec((1000,), torch.uint8)):
+        refused(
+            writer, names=[f"{writer.stats().used_bytes} bytes protected, held by the writer or in unfinished puts"]
+        )
