@@ -5,9 +5,10 @@ import os
 import pickle
 import sys
 import types
+from collections.abc import Callable
 from importlib import import_module, reload
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,6 +36,64 @@ from tests.multimodal.helpers import config, item, shm_sender
 from tests.serde.test_hostile import limited
 from tests.support import Stores, in_child, store_name
 
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+BATCHED = MultiModalFieldConfig.batched("image")
+ENCODED = MsgpackSerde().encode({"a": torch.ones(3)})
+FOREIGN: Any = types.SimpleNamespace(block_id=1 << 40)
+
+# What is called, its error, and a part of the message.
+REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
+    (lambda w: scheduler.KVCacheBlocks([[]]) + cast(Any, 3), TypeError, ""),
+    (lambda w: scheduler.BlockHashes([b"a"]).raw(0, 3), IndexError, ""),
+    (lambda w: BlockPool(4, True).free_blocks([FOREIGN]), ValueError, "outside the pool"),
+    (lambda w: check_valid(FULL), RuntimeError, "fewer"),
+    (
+        lambda w: mm.MultiModalKwargsItems.from_hf_inputs(
+            {"a": torch.ones(2), "b": torch.ones(3)}, {"a": BATCHED, "b": BATCHED}
+        ),
+        ValueError,
+        "same number of items",
+    ),
+    (lambda w: mm.MultiModalKwargsItem.dummy("image", -1), ValueError, "negative"),
+    (lambda w: mm.CacheTypes(dict).item_size({"a": ENDLESS}, "h"), NestingError, "item of 'h'"),
+    (
+        lambda w: updates_size([mm.ResolvedPromptUpdate("image", 0, "insert", ENDLESS, ENDLESS)], "h"),
+        NestingError,
+        "prompt updates of 'h'",
+    ),
+    (lambda w: MsgpackSerde().decode_private(ENCODED.meta, bytearray(8)), CorruptStoreError, "has 8 bytes"),
+    (
+        lambda w: torch.vmap(lambda x: MsgpackSerde().encode({"a": x}))(torch.ones(2)),
+        UnsupportedValueError,
+        "without storage",
+    ),
+    (lambda w: w.stats().hit_ratio_at(3), ValueError, "factor"),
+    (lambda w: NestingError(sie=3), TypeError, "attribute 'sie'"),
+    (
+        lambda w: ObjectStoreWriter.create(capacity=1 << 46, n_readers=1, n_writers=64),
+        ValueError,
+        "more than a reference can address",
+    ),
+    (
+        lambda w: ObjectStoreWriter.open(store_name(), capacity=1 << 20, n_readers=1, keep=False),
+        ValueError,
+        "shmstore-",
+    ),
+    (lambda w: MooncakeTier("host"), ValueError, "host:port"),
+    *((lambda w, t=t: DirectoryTier(Path("x"), timeout=t), ValueError, "timeout") for t in (-1, math.nan, 10**400)),
+    *((lambda w, t=t: open_tier("redis://host", timeout=t), ValueError, "timeout") for t in (-1, math.nan, 10**400)),
+    (lambda w: open_tier("rediss://host:6379?ssl_cert_reqs=perhaps"), ValueError, "option of the URL"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "part"), REFUSED)
+def test_what_cannot_be_is_refused(
+    stores: Stores, call: Callable[[Any], object], error: type[Exception], part: str
+) -> None:
+    with pytest.raises(error, match=part):
+        call(stores.create())
+
 
 def test_values_that_people_see_have_a_text_of_one_line(stores: Stores) -> None:
     writer = stores.create()
@@ -56,15 +115,11 @@ def test_values_of_other_types_are_not_equal_and_do_not_add() -> None:
     others: tuple[Any, ...] = (items, elem, mm.PlaceholderRange(0, 1), scheduler.BlockHashes([b"a"]))
     assert [False] * 4 == [value == 3 for value in others]
     assert len(items) == 1
-    with pytest.raises(TypeError):
-        scheduler.KVCacheBlocks([[]]) + 3  # type: ignore[operator]
 
 
-def test_a_list_of_hashes_pickles_and_gives_none_that_it_lacks() -> None:
+def test_a_list_of_hashes_pickles() -> None:
     hashes = scheduler.BlockHashes([b"a", b"b"])
     assert hashes == pickle.loads(pickle.dumps(hashes))
-    with pytest.raises(IndexError):
-        hashes.raw(0, 3)
 
 
 def test_a_manager_without_contents_has_none_to_show() -> None:
@@ -75,21 +130,10 @@ def test_a_manager_without_contents_has_none_to_show() -> None:
     manager.cache_blocks(scheduler.Request("unknown", [1]), 0)
     assert [] == manager.empty_kv_cache_blocks.get_unhashed_block_ids()
     assert manager.make_prefix_cache_stats() is None
-
-    class Foreign:
-        block_id = 1 << 40
-
-    with pytest.raises(ValueError, match="outside the pool"):
-        manager.block_pool.free_blocks([Foreign()])  # type: ignore[list-item]
-
-
-def test_a_pool_beyond_the_memory_is_a_memory_error() -> None:
     assert MemoryError.__name__ == limited(BlockPool, (1 << 30) - 1, True)
 
 
 def test_a_broken_book_is_found() -> None:
-    with pytest.raises(RuntimeError, match="fewer"):
-        check_valid(FULL)
     books = scheduler.EncoderCacheManager(8)
     books.check_valid()
     books.num_free_slots += 1
@@ -114,20 +158,6 @@ def test_a_cache_is_a_mapping_to_its_end() -> None:
     assert ("c", 1) == cache.popitem()
 
 
-def test_items_that_cannot_be_are_refused() -> None:
-    batched = MultiModalFieldConfig.batched("image")
-    with pytest.raises(ValueError, match="same number of items"):
-        mm.MultiModalKwargsItems.from_hf_inputs({"a": torch.ones(2), "b": torch.ones(3)}, {"a": batched, "b": batched})
-    with pytest.raises(ValueError, match="negative"):
-        mm.MultiModalKwargsItem.dummy("image", -1)
-    endless: list[Any] = []
-    endless.append(endless)
-    with pytest.raises(NestingError, match="item of 'h'"):
-        mm.CacheTypes(dict).item_size({"a": endless}, "h")
-    with pytest.raises(NestingError, match="prompt updates of 'h'"):
-        updates_size([mm.ResolvedPromptUpdate("image", 0, "insert", endless, endless)], "h")
-
-
 def test_leaves_that_are_no_tensors_need_no_locked_pages() -> None:
     data: Any = [np.ones(2), [3]]
     assert data is page_locked(data)
@@ -139,17 +169,6 @@ def test_a_dict_whose_metadata_are_too_long_to_be_remembered_comes_back(stores: 
     reader = stores.attach(writer)
     for key in "ab":
         assert [name] == list(reader.get(writer.put(key, {name: torch.ones(3)})))
-
-
-def test_a_payload_that_is_too_short_is_corrupt_however_it_is_read() -> None:
-    encoded = MsgpackSerde().encode({"a": torch.ones(3)})
-    with pytest.raises(CorruptStoreError, match="has 8 bytes"):
-        MsgpackSerde().decode_private(encoded.meta, bytearray(8))
-
-
-def test_a_tensor_inside_a_transform_is_refused() -> None:
-    with pytest.raises(UnsupportedValueError, match="without storage"):
-        torch.vmap(lambda x: MsgpackSerde().encode({"a": x}))(torch.ones(2))
 
 
 def test_the_package_names_all_that_it_has() -> None:
@@ -211,33 +230,6 @@ def test_a_worker_with_a_wrong_policy_leaves_its_rank_free() -> None:
         with pytest.raises(ValueError, match="policy"):
             mm.worker_receiver_cache_from_config(settings, 0, sender.handle, policy="view")  # type: ignore[arg-type]
         ObjectStoreReader.attach(sender.handle).close()
-
-
-def test_a_call_with_what_it_does_not_know_is_refused(stores: Stores) -> None:
-    writer = stores.create()
-    with pytest.raises(ValueError, match="factor"):
-        writer.stats().hit_ratio_at(3)
-    with pytest.raises(TypeError, match="attribute 'sie'"):
-        NestingError(sie=3)
-
-
-def test_a_store_beyond_what_a_reference_addresses_is_refused() -> None:
-    with pytest.raises(ValueError, match="more than a reference can address"):
-        ObjectStoreWriter.create(capacity=1 << 46, n_readers=1, n_writers=64)
-    with pytest.raises(ValueError, match="shmstore-"):
-        ObjectStoreWriter.open(store_name(), capacity=1 << 20, n_readers=1, keep=False)
-
-
-def test_urls_of_tiers_with_wrong_parts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="host:port"):
-        MooncakeTier("host")
-    for timeout in (-1, math.nan, 10**400):
-        with pytest.raises(ValueError, match="timeout"):
-            DirectoryTier(tmp_path, timeout=timeout)
-        with pytest.raises(ValueError, match="timeout"):
-            open_tier("redis://host", timeout=timeout)
-    with pytest.raises(ValueError, match="option of the URL"):
-        open_tier("rediss://host:6379?ssl_cert_reqs=perhaps")
 
 
 @pytest.mark.checkout
