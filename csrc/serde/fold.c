@@ -13,6 +13,8 @@
 /* Python is fast enough at so few containers, or items of one container; and it keeps small plans, which are faster. */
 #define FEW_CONTAINERS 5
 #define FEW_ITEMS 16
+/* Bytes for each value in them. Long text and bytes are fast in Python, and a copy of them is not. */
+#define LONG_VALUES 256
 #define EXT_HEADER 6 /* bytes of the ext 32 around a part */
 _Static_assert(FEW_CONTAINERS + 1 >= EXT_HEADER && FEW_ITEMS >= EXT_HEADER, "a part at most doubles");
 
@@ -102,13 +104,14 @@ static void close_frame(frame *f, frame *around, uint8_t *holds) {
     }
 }
 
-/* The first pass. False: the bytes are not one value, or nothing of it may be folded. */
+/* The first pass. False: the bytes are not one value, or nothing of it may be folded, or that is not worth a copy. */
 static bool scan(const uint8_t *meta, uint64_t size, uint8_t *holds) {
     frame frames[SHMS_MAX_DEPTH];
     unsigned depth = 0;
-    uint64_t at = 0;
+    uint64_t at = 0, tokens = 0;
     do {
         token t;
+        tokens++;
         if (!read_token(meta + at, meta + size, &t))
             return false;
         frame *f = depth ? &frames[depth - 1] : NULL;
@@ -136,7 +139,7 @@ static bool scan(const uint8_t *meta, uint64_t size, uint8_t *holds) {
             close_frame(&frames[depth], depth ? &frames[depth - 1] : NULL, holds);
         }
     } while (depth);
-    return at == size;
+    return at == size && size / LONG_VALUES <= tokens;
 }
 
 /* The end of the value that begins at `at`, in bytes that _scan has accepted. */

@@ -84,6 +84,21 @@ TEST(what_is_folded_is_the_same_bytes_whatever_they_are) {
     CHECK(parts > 1000 / EACH);
 }
 
+TEST(long_bytes_are_not_copied) {
+    static uint8_t out[3 * sizeof bytes + 16];
+    made = 0;
+    add(0x92); /* a part, and bytes up to the end */
+    add(0x95);
+    for (int i = 0; i < 5; i++)
+        add(0x90);
+    add(0xc5);
+    add((sizeof bytes - made - 2) >> 8);
+    add((sizeof bytes - made - 1) & 255);
+    memset(out, 7, sizeof out);
+    CHECK_EQ(0, shms_meta_fold(bytes, sizeof bytes, out));
+    CHECK(out[0] == 7 && memcmp(out, out + 1, sizeof bytes) == 0);
+}
+
 TEST(each_part_at_most_doubles) {
     made = 0;
     add(0x9f); /* a list of 15: 14 parts as short as any, and a mark that keeps them apart */
