@@ -61,7 +61,7 @@ static bool read_token(const uint8_t *at, const uint8_t *end, token *out) {
     } else if (b < 0xc0) {
         out->size = 1 + (b & 31);
     } else if (b < 0xc4) { /* or 0xc1, which msgpack refuses */
-        out->type = b == 0xc0 ? SCALAR : NUMBER; /* True is a key like 1 */
+        out->type = NUMBER; /* as keys: True is one like 1, and None has a hash that is known */
     } else if (b >= 0xca && b < 0xd4) {
         out->type = NUMBER;
         out->size = 1 + fixed[b - 0xc0];

@@ -10,7 +10,7 @@
 
 /* cdef: begin */
 #define SHMS_MAX_DEPTH 100  /* containers inside one another */
-#define SHMS_MAX_NUMBERS 64 /* keys of a dict that are numbers: as many may have the same hash */
+#define SHMS_MAX_NUMBERS 64 /* keys of a dict that are numbers or None: as many may have the same hash */
 
 /* Codes of ext values that no metadata has, only what _fold makes of it. */
 #define SHMS_PART_PLAIN 32  /* dicts, lists and scalars */

@@ -121,7 +121,7 @@ TEST(a_part_has_at_most_so_many_levels_and_keys_that_are_numbers) {
         add(0);
         add(SHMS_MAX_NUMBERS + more);
         for (int i = 0; i < SHMS_MAX_NUMBERS + more; i++) {
-            add(i);
+            add(i ? i : 0xc0); /* None counts, too */
             add(0xc0);
         }
         CHECK_EQ(!more, fold(bytes, made));
