@@ -339,6 +339,8 @@ def _part(part: _Part) -> Build:
     unpack, packed = part
     try:
         made = [unpack(packed)]
+    except CorruptStoreError:  # a ValueError: of a mark with data
+        raise
     except ValueError as error:  # of text that is not UTF-8: `fold` has looked at all else
         raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
 

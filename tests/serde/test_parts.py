@@ -97,5 +97,6 @@ def test_keys_of_one_hash_are_refused_in_a_part_too() -> None:
     ids=lambda pair: pair[0],
 )
 def test_a_spoiled_part_is_refused(spoiled: tuple[str, bytes]) -> None:
-    with pytest.raises(CorruptStoreError):
+    with pytest.raises(CorruptStoreError) as refused:
         SERDE.decode(spoiled[1], b"")
+    assert str(refused.value).count("hint") == 1  # one error, not one in another
