@@ -214,6 +214,14 @@ def test_what_a_model_changes_while_it_is_built_is_not_seen(config: Any) -> None
     assert before == scope.of(config).name
 
 
+def test_a_reset_looks_at_no_file_if_any_weights_may_come(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = scope.of(config)
+    before = own.name
+    monkeypatch.setattr(scope, "_files", lambda folder: pytest.fail("the folder may be unreadable by now"))
+    own.reset()
+    assert own.name.startswith(f"{before} ")
+
+
 def test_what_the_connector_sets_is_for_its_engine_alone(config: Any) -> None:
     """An engine of the same arguments, which has another connector or none, keeps its encoder-cache manager."""
     other, name = config.ec_manager_config, store_name()

@@ -35,13 +35,13 @@ class Scope:
         """How often vLLM has reset the encoder cache, which it does before the weights change in place."""
         self.follows_files = False
         """Whether the weights are those of the model's files after a reset, too: the option `weights`."""
-        self.name = _digested(self._config)
+        self.name = self._first = _digested(self._config)
 
     def reset(self) -> None:
         """Note that the weights may change: begin a namespace of this engine alone, unless they follow the files."""
         self.resets += 1
         if not self.follows_files:
-            self.name = f"{_digested(self._config)} {secrets.token_hex(8)}"
+            self.name = f"{self._first} {secrets.token_hex(8)}"
             if not self._own:
                 self._own = True
                 _log.warning(
