@@ -16,8 +16,8 @@
  * which delete them. */
 bool shms_drop_remote(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 void shms_drop_all_remote(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
-/* Deletes what other writers have dropped. A call that looks for a key, or that lists or counts objects, does this as soon
- * as it has the mutex: by itself, or by one of the two below. If more was dropped than the rings hold, it goes through a
+/* Deletes what other writers have dropped. A call that looks for a key, or that lists or counts objects, does this first,
+ * under the mutex: by itself, or by one of the two below. If more was dropped than the rings hold, it goes through a
  * few slots at each call, and until it has seen all, each look-up asks shms_is_dropped. */
 void shms_delete_dropped(struct shms_writer *w);
 static inline void shms_settle(struct shms_writer *w) {

@@ -35,7 +35,7 @@ static void set_next(shms_leases *l, uint32_t entry, uint32_t next) {
     l->next[entry] = next;
     if (is_own(l, l->slot[entry]))
         return;
-    SHMS_STEP("C2"); /* release: pairs with W3f, which must not walk into an entry that serves another lease */
+    SHMS_STEP("C2"); /* release: pairs with W3f, so that its walk rarely meets an entry of another lease (W3n) */
     shms_word *what = &l->table[entry].what;
     atomic_store_explicit(what, shms_lease_with_next(shms_get(what), next + 1), memory_order_release);
 }

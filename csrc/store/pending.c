@@ -107,6 +107,7 @@ int shms_batch_begin(shms_writer *w, shms_batch *b, shms_put *put) {
     rc = place(w, b, put);
     if (shms_is_refusal(rc) && put->timeout && shms_room_await(w, put))
         return SHMS_AGAIN;
+    put->waits_since = 0; /* the record can be used again */
     shms_writer_refused(w, rc, b);
     if (shms_writer_leave_place(w, rc))
         return rc;
@@ -210,7 +211,7 @@ int shms_batch_put_lent(shms_writer *w, shms_batch *b, shms_put *put, const char
     all.key_len = key_len, all.meta_len = meta_len, all.extra_len = extra_len, all.n_pieces = n_pieces;
     all.payload_size = payload_size;
     int rc = pieces ? shms_batch_put(w, b, &all) : shms_batch_begin(w, b, &all);
-    if (rc == SHMS_AGAIN)
+    if (put->timeout)
         put->waits_since = all.waits_since;
     return rc;
 }

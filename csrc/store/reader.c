@@ -244,7 +244,8 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
     }
     if (state != SHMS_LIVE) {
         rc = v ? SHMS_ENOTFOUND : SHMS_ENOMEM;
-        count(r, SHMS_R(find_misses));
+        if (v)
+            count(r, SHMS_R(find_misses));
         free(v);
         leave(r);
         return rc;

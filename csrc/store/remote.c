@@ -60,7 +60,7 @@ void shms_holds_begin(const shms_segment *seg, bool keep) {
         if (shms_get(number) == 0 || shms_is_own(seg, shms_lease_slot(shms_get(&seg->leases[e].what))) ||
             open_again(seg, e, &patient))
             continue;
-        SHMS_STEP("V3");
+        SHMS_STEP("V3"); /* its object was evicted, or the lease is not to be kept */
         atomic_store_explicit(number, 0, memory_order_release);
     }
 }

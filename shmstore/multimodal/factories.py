@@ -18,7 +18,7 @@ from shmstore.multimodal.config import MultiModalCacheConfig, checked_config
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, UpdatesT
 from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from shmstore.store.arguments import int_of
+from shmstore.store.arguments import check_flags, int_of
 from shmstore.tiers import StoreTier, open_tier
 
 HANDLE_VARIABLE = "SHMSTORE_HANDLE"
@@ -44,6 +44,7 @@ def processor_cache_from_config(
     WriterActiveError if other processes have the store, for example another replica, and LayoutMismatchError if API
     servers that live have made it with another configuration.
     """
+    check_flags(hold=hold, keep=keep)
     if not checked_config(config).ipc_cache_enabled:
         return processor_only_cache_from_config(config, types=types)
     if config.cache_type == "lru":

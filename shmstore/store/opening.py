@@ -384,10 +384,12 @@ class Openable(Closable):
         an owner without an arena cannot have a store of a generated name stay.
         Readers keep what they have; views stay valid.
         """
+        if unlink is not None:
+            check_flags(unlink=unlink)
         if self._open:
             if self._registered is not None:
                 self._registered.close()
-            self._writer.close(native.AS_RECORDED if unlink is None else bool(unlink))
+            self._writer.close(native.AS_RECORDED if unlink is None else unlink)
             vars(self).pop("_claims", None)
             self._open = False
             _log.debug("closed store %s", self._place)

@@ -28,6 +28,7 @@ from shmstore.store import diagnostics
 from shmstore.store.arguments import (
     LOOK_AGAIN,
     Closable,
+    check_flags,
     expected_store,
     hides_payload,
     int_of,
@@ -105,6 +106,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         ForeignStoreError, LayoutMismatchError or CorruptStoreError if it is not an intact store, or not the store of
         the handle; SharedMemoryError if shared memory cannot be used.
         """
+        check_flags(finds_only=finds_only)
         wait = None if wait is None else seconds_of("wait", wait)
         place, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name", dir, fd)
         if n_readers is not None:
@@ -190,6 +192,8 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         asynchronous after `register_host_memory`. Raises DeviceError without CUDA; nothing is acknowledged then.
         """
         where, mapped = None, False
+        if copy is not False or private is not False:
+            check_flags(copy=copy, private=private)
         if private:
             if copy or device is not None:
                 raise TypeError("private excludes copy and device: pass one of them")

@@ -24,7 +24,16 @@ from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.serde.encode import array_address
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.store import diagnostics
-from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref, seconds_of, several_of
+from shmstore.store.arguments import (
+    check_flags,
+    group_of,
+    hides_payload,
+    int_of,
+    packed_key,
+    packed_ref,
+    seconds_of,
+    several_of,
+)
 from shmstore.store.claims import Claiming
 from shmstore.store.kinds import kind_stats, number_of
 from shmstore.store.leases import LeasedRef, Reservation
@@ -75,7 +84,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         path for a value that the serializer refuses. A put that fails leaves the store as it was.
         """
         packed = packed_key(key, namespace)
-        if kind is None and group is None and timeout is _AT_ONCE and not hold and not unless_stored:
+        if kind is None and group is None and timeout is _AT_ONCE and hold is False and unless_stored is False:
             options = NO_OPTIONS
         else:
             options = self._put_options(kind, group, hold, unless_stored, timeout)
@@ -103,9 +112,10 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         unleased: bool = False,
     ) -> Any:
         """Return the checked arguments as a record; TypeError or ValueError for a wrong one."""
+        check_flags(hold=hold, unless_stored=unless_stored)
         seconds = timeout if timeout is _AT_ONCE else seconds_of("timeout", timeout)  # a check takes 0.2 us
         whom = 0 if group is None else group_of(self._writer, group)
-        options = put_options(number_of(self._writer, kind), whom, bool(hold), bool(unless_stored), unleased)
+        options = put_options(number_of(self._writer, kind), whom, hold, unless_stored, unleased)
         return waiting(options, seconds) if seconds else options
 
     def _put(self, batch: Batch, packed: bytes, encoded: Encoded, options: Any, extra: bytes = b"") -> ObjectRef:
@@ -213,6 +223,8 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         `hold`, `group` and `namespace` are as in `put`. Raises ObjectNotFoundError, and
         StoreFullError if every lease entry is taken by an open lease.
         """
+        if hold is not False:
+            check_flags(hold=hold)
         batch = self._writer.batch()
         try:
             ref = self._hand_out(batch, key, hold, namespace, group)

@@ -93,12 +93,11 @@ static int calls;
 
 /* Makes the same call again until it is stored, or refused for good. */
 static int put_new(uint64_t timeout, uint32_t of_kind, bool leased) {
-    shms_put put = {.key = "new",
-                    .key_len = 3,
-                    .payload_size = UNIT - 64,
-                    .timeout = timeout,
-                    .kind = of_kind,
-                    .unleased = !leased};
+    static shms_put put = {
+        .key = "new", .key_len = 3, .payload_size = UNIT - 64}; /* used again, after a refusal, too */
+    put.timeout = timeout;
+    put.kind = of_kind;
+    put.unleased = !leased;
     int rc = SHMS_AGAIN;
     for (calls = 0; rc == SHMS_AGAIN; calls++)
         rc = shms_batch_begin(writers[A], &waits, &put);

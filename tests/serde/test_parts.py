@@ -5,7 +5,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmstore.bindings.fold import fold
@@ -28,6 +28,7 @@ ANNOTATIONS = [{"id": i, "box": (1.0, i), "tags": ["a", b"b", None, True], "\ud8
 
 
 @given(value=TREES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_value_is_the_same_at_each_get(value: Any) -> None:
     encoded = SERDE.encode(value)
     plan, payload = make_plan(encoded.meta, "view"), store(encoded)

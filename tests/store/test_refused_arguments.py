@@ -1,5 +1,6 @@
 """Arguments that no call takes: a typed error that names the argument, and nothing has changed."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -195,3 +196,42 @@ def test_errors_of_python_about_a_call_name_no_inner_class() -> None:
 
 def of_ours(method: Any) -> bool:
     return callable(method) and str(getattr(method, "__module__", "")).startswith("shmstore")
+
+
+def flags_of(call: Callable[..., Any]) -> list[str]:
+    given = inspect.signature(call).parameters.values()
+    return [each.name for each in given if isinstance(each.default, bool) or "bool" in str(each.annotation)]
+
+
+FLAGGED = [
+    (of, name, flag)
+    for of in (ObjectStoreWriter, ObjectStoreReader, multimodal.ShmObjectStoreSenderCache)
+    for name, call in inspect.getmembers(of, callable)
+    if name == "__init__" or name[0] != "_"
+    for flag in flags_of(call)
+    if flag != "delta"  # of figures
+]
+
+
+@pytest.mark.parametrize(("of", "name", "flag"), FLAGGED, ids=lambda part: getattr(part, "__name__", part))
+def test_every_flag_is_true_or_false(of: type, name: str, flag: str, stores: Stores) -> None:
+    """The text "no" is true: `close(unlink="no")` removed a store."""
+    writer = stores.create(n_readers=1)
+    held = {"key": "new", "value": ONE, "template": ONE, "ref": writer.put("a", ONE), "handle_or_name": writer.handle}
+    config = multimodal.MultiModalCacheConfig(cache_type="shm", world_size=1, ipc_cache_gb=0.01)
+    held |= {"name": store_name(), "capacity": 4096, "n_readers": 8, "config": config, "writer": writer}
+    on: Any = of if name in ("create", "open", "join", "recover", "attach") else None
+    if on is None and name != "__init__":
+        if of is multimodal.ShmObjectStoreSenderCache:
+            on = multimodal.processor_cache_from_config(config)
+        else:
+            on = writer if of is ObjectStoreWriter else stores.attach(writer)
+    call = of if on is None else getattr(on, name)
+    before = state(writer)
+    given = {each: held[each] for each in inspect.signature(call).parameters if each in held}
+    for wrong in ("no", 1, None) if flag != "unlink" else ("no", 1):
+        with raises(TypeError, [flag]):
+            call(**given | {flag: wrong}).__enter__()  # of `reserve`
+    assert before == state(writer)
+    if isinstance(on, multimodal.ShmObjectStoreSenderCache):
+        on.close()

@@ -112,8 +112,8 @@ class Wrong(DirectoryTier):
         return found
 
 
-@pytest.mark.parametrize(("changes", "expected"), [(False, "gone"), (True, "other bytes")])
-def test_a_value_that_is_gone_or_another_is_found_out(tmp_path: Path, changes: bool, expected: str) -> None:
+@pytest.mark.parametrize(("changes", "expected"), [(False, "missing"), (True, "other bytes")])
+def test_a_value_that_is_missing_or_another_is_found_out(tmp_path: Path, changes: bool, expected: str) -> None:
     tier = Wrong(tmp_path, timeout=20)
     tier.changes = changes
     figures = command.check(tier, [999, 1000], 2)

@@ -60,7 +60,7 @@ from shmstore.multimodal.values.types import (
 )
 from shmstore.refs import StoreHandle, trusted_ref
 from shmstore.store import Claim, ObjectStoreWriter
-from shmstore.store.arguments import MAX_KEY, int_of, packed_key, stored_key
+from shmstore.store.arguments import MAX_KEY, check_flags, int_of, packed_key, stored_key
 from shmstore.store.batch import internals_of
 from shmstore.store.kinds import number_of
 from shmstore.store.writer import Batch, put_options
@@ -109,7 +109,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self._reporting = threading.RLock()
         self.types = types
         self._item_type = types.item_type
-        self._hold = bool(hold)
+        check_flags(hold=hold)
+        self._hold = hold
         self.tier = tier
         self.writer = writer
         self.handle = writer.handle
@@ -426,6 +427,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         A store with a `shm_name` stays for the next process, and `unlink` is as in `ObjectStoreWriter.close`. Workers
         go on reading. A call of another thread that is storing at the time raises StoreClosedError.
         """
+        if unlink is not None:
+            check_flags(unlink=unlink)  # before the tier is closed
         try:
             if self.tier is not None:
                 self.tier.close()

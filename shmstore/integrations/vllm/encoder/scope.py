@@ -10,7 +10,9 @@ import copy
 import logging
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import torch
@@ -94,5 +96,10 @@ def _digested(vllm_config: Any) -> str:
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
     """Return name, size and time of each file of a model that is a folder: weights, code, and what processors do."""
-    files = sorted(path for path in folder.iterdir() if path.is_file()) if os.path.isdir(folder) else []
-    return [(path.name, about.st_size, about.st_mtime_ns) for path in files if (about := path.stat())]
+    found = []
+    for path in sorted(folder.iterdir()) if os.path.isdir(folder) else ():
+        with suppress(FileNotFoundError):  # renamed meanwhile, as downloads do
+            about = path.stat()
+            if S_ISREG(about.st_mode):
+                found.append((path.name, about.st_size, about.st_mtime_ns))
+    return found
