@@ -164,7 +164,8 @@ uint64_t shms_meta_fold(const uint8_t *meta, uint64_t size, uint8_t *out) {
         if (part) {
             uint64_t n = end - at;
             uint8_t code = held & TUPLES ? SHMS_PART_TUPLES : SHMS_PART_PLAIN;
-            memcpy(out + length, (uint8_t[EXT_HEADER]){0xc9, n >> 24, n >> 16, n >> 8, n, code}, EXT_HEADER);
+            const uint8_t header[EXT_HEADER] = {0xc9, n >> 24, n >> 16, n >> 8, n, code};
+            memcpy(out + length, header, EXT_HEADER);
             length += EXT_HEADER;
             folded++;
         }

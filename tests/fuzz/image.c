@@ -196,7 +196,7 @@ static void read_all(uint32_t rank, bool finds) {
 }
 
 static int put(shms_writer *w, const char *key, uint64_t size, uint8_t *out) {
-    shms_ticket t;
+    shms_pending t;
     int rc = (out ? verb_begin : verb_reserve)(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
     if (rc)
         return rc;
