@@ -204,6 +204,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
     ) -> Iterator[Any]:
         """Yield the writable views of what `begin` with these arguments begins.
 
+        Write into the views, by `view[...] = array`; after `view = array` the object is stored as zeros.
         A clean exit commits without a lease; `get_cached(key)` then hands the object out. An exception rolls everything
         back. Raises as `put` does. Do not write to the views after the block.
         """

@@ -49,18 +49,18 @@ class RequestLeases:
             self.sent[request_id] = number, before + items
 
     def finish(self, request_id: str) -> None:
-        """Let go: the engine core has finished the request."""
+        """Release its leases: the engine core has finished the request."""
         _let_go(self._pop(request_id)[0])
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Let go as soon as the workers are past these requests, which the engine core has not finished."""
+        """Release their leases as soon as the workers are past them; the engine core has not finished them."""
         for request_id in request_ids:
             items, engine = self._pop(request_id)
             if items:
                 self.aborted.setdefault(engine, deque()).append((self._added, items))
 
     def answer(self, request_id: str) -> None:
-        """Let go of what its engine had, or none, and was aborted before this request was added, whose tokens came."""
+        """Release what its engine had, or none, and was aborted before this request was added, whose tokens came."""
         number, _ = self.sent.get(request_id, (0, []))
         for engine in {None, RequestLeases.engines.get(request_id)}:
             aborted = self.aborted.get(engine, ())

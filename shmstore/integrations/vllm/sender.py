@@ -151,7 +151,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
             self._sender.touch_sender_cache_item(self._key(mm_hash))
 
     def release_sender_touches(self) -> None:
-        """Let go of what was found and not taken: vLLM has merged a request, or failed to."""
+        """Release what was found and not taken: vLLM has merged a request, or failed to."""
         self._found.clear()
 
     def validate_input_item(self, mm_item: Any, mm_hash: str) -> None:

@@ -269,7 +269,7 @@ class SchedulerSide:
         return figures
 
     def close(self) -> None:
-        """Let go everything."""
+        """Release everything."""
         for kept in (self._held, self._loads, self._under_way):
             kept.clear()
         self._reader.close()
