@@ -214,8 +214,12 @@ class Closable(ABC):
     ) -> None:
         self.close()
 
+    def _is_inherited(self) -> bool:
+        """Return whether it was opened by the process that this one was forked from, whose store it is."""
+        return self._pid != os.getpid()
+
     def __del__(self) -> None:
-        if self._open and self._pid == os.getpid():
+        if self._open and not self._is_inherited():
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __reduce__(self) -> Any:

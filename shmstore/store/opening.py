@@ -382,11 +382,11 @@ class Openable(Closable):
 
         If the last one closes with `unlink` True, the store is removed in any case, and with False it stays for `open`;
         an owner without an arena cannot have a store of a generated name stay.
-        Readers keep what they have; views stay valid.
+        Readers keep what they have; views stay valid. Does nothing in a forked child.
         """
         if unlink is not None:
             check_flags(unlink=unlink)
-        if self._open:
+        if self._open and not self._is_inherited():
             if self._registered is not None:
                 self._registered.close()
             self._writer.close(native.AS_RECORDED if unlink is None else unlink)

@@ -259,8 +259,11 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         return ReaderStats(**self._reader.stats())
 
     def close(self) -> None:
-        """End all calls; views stay valid, and the rank stays taken until the last of them is freed. Idempotent."""
-        if self._open:
+        """End all calls; views stay valid, and the rank stays taken until the last of them is freed. Idempotent.
+
+        Does nothing in a forked child.
+        """
+        if self._open and not self._is_inherited():
             finish()
             for memory in self._registered.values():
                 memory.close()

@@ -19,7 +19,7 @@ from shmstore.multimodal import (
 )
 from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput
 from tests.multimodal.helpers import MIB, config, features, item, shm_sender, shm_worker, three_tensors, update
-from tests.support import is_held
+from tests.support import in_child, is_held, segments
 
 KIB = 1 << 10
 
@@ -324,3 +324,16 @@ def test_items_are_counted_by_modality_which_never_refuses_one() -> None:
             assert isinstance(ref, ObjectRef)
         kinds = sender.writer.stats().kinds
     assert (1, 2, 15) == (kinds["image"].objects, kinds["audio"].objects, len(kinds))
+
+
+def closed(sender: ShmObjectStoreSenderCache) -> Any:
+    sender.tier = Mock()
+    sender.close(unlink=True)
+    return sender.tier.close.call_count
+
+
+def test_a_forked_child_closes_neither_store_nor_tier_of_its_parent() -> None:
+    with Engine(MIB) as engine:
+        assert 0 == in_child(closed, engine.sender)
+        assert engine.sender.writer.name in segments()
+        assert 1 == closed(engine.sender)

@@ -19,6 +19,7 @@ can be handed out to none of the others yet. Hits take no lock and never wait.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -110,6 +111,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self.types = types
         self._item_type = types.item_type
         check_flags(hold=hold)
+        self._pid = os.getpid()
         self._hold = hold
         self.tier = tier
         self.writer = writer
@@ -430,7 +432,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         if unlink is not None:
             check_flags(unlink=unlink)  # before the tier is closed
         try:
-            if self.tier is not None:
+            if self.tier is not None and self._pid == os.getpid():
                 self.tier.close()
         finally:
             self.writer.close(unlink)
