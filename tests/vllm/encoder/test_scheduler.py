@@ -573,6 +573,7 @@ def test_an_engine_that_is_reset_parts_from_others_and_says_so_once(
     one.ask("a", 1, 2)
     one.run()
     for start in (6, 7):
+        one.scheduler.vllm_config.instance_id = f"{start}"  # as vLLM does when it has sized the KV cache
         one.scheduler.reset_encoder_cache()
         one.cache.clear()
         one.ask(f"from {start}", 1, start=start)

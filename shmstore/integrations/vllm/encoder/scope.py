@@ -31,6 +31,7 @@ class Scope:
     """The namespace of one engine, which its connector and its encoder-cache manager share."""
 
     def __init__(self, vllm_config: Any) -> None:
+        self._engine = vllm_config  # which keeps the key of `_scopes` its own
         self._config = copy.deepcopy(vllm_config)  # since a model may change it while it is built
         self._own = False
         self.resets = 0
@@ -59,19 +60,20 @@ class Scope:
         return self._own
 
 
-_scopes: dict[str, Scope] = {}
+_scopes: dict[int, Scope] = {}
+"""By the id of the engine's configuration: its `instance_id` changes when vLLM has sized the KV cache."""
 
 
 def of(vllm_config: Any) -> Scope:
     """Return the scope of an engine, which is that of its configuration at the first call."""
-    if vllm_config.instance_id not in _scopes:
-        _scopes[vllm_config.instance_id] = Scope(vllm_config)
-    return _scopes[vllm_config.instance_id]
+    if id(vllm_config) not in _scopes:
+        _scopes[id(vllm_config)] = Scope(vllm_config)
+    return _scopes[id(vllm_config)]
 
 
 def reset(vllm_config: Any) -> None:
     """Tell the engine's connector, if it has ours, that the weights may change."""
-    if (scope := _scopes.get(vllm_config.instance_id)) is not None:
+    if (scope := _scopes.get(id(vllm_config))) is not None:
         scope.reset()
 
 
