@@ -35,7 +35,7 @@ def edges(tmp_path_factory: pytest.TempPathFactory) -> Edges:
         ("split-100k", "split", "put refused, every second of 100000 may go", 50),
         ("split-500k", "split", "put refused, every second of 500000 may go", 1000),
         ("no-lease-entry", "lease", "hit without a lease entry, 262144 taken", 1000),
-        ("beside-metadata-has", "metadata", "is_cached during a put of 200 MiB of metadata, longest", 1000),
+        ("during-metadata-has", "metadata", "is_cached during a put of 200 MiB of metadata, longest", 1000),
     ],
 )
 def test_what_a_full_store_costs(figure, edges, name, group, what, limit):
@@ -53,11 +53,11 @@ def test_a_put_that_must_search_far(figure, edges, name):
 @pytest.mark.parametrize(
     ("column", "what", "limit"), [(0, "median", 2), (1, "99th percentile", 20), (2, "longest", 1000)]
 )
-@pytest.mark.parametrize("beside", ["refused", "victims"])
+@pytest.mark.parametrize("during", ["refused", "victims"])
 @pytest.mark.parametrize("operation", ["hit", "get"])
-def test_beside_other_puts(figure, edges, operation, beside, column, what, limit):
-    new, old = edges("beside", f"beside-{beside}-{operation}")
-    puts = {"refused": "refused puts", "victims": "a put with 32768 victims"}[beside]
+def test_during_other_puts(figure, edges, operation, during, column, what, limit):
+    new, old = edges("during", f"during-{during}-{operation}")
+    puts = {"refused": "refused puts", "victims": "a put with 32768 victims"}[during]
     figure.measured(f"{operation} during {puts}, {what}", new[column], limit=limit, reference=old and old[column])
 
 

@@ -2,7 +2,7 @@
  * edges.c - what a full store costs: refusals, long searches, large evictions, and a concurrent hit or get.
  *
  * The program uses only the public headers. `edges [GROUP ...]` prints a line
- * for each figure: its name, then microseconds or fractions. For "beside" the values are median, 99th percentile and
+ * for each figure: its name, then microseconds or fractions. For "during" the values are median, 99th percentile and
  * longest. bench_edges.py compiles the program, and has the limits.
  */
 #include <pthread.h>
@@ -230,7 +230,7 @@ static void *keep_putting(void *arg) {
     return NULL;
 }
 
-static void beside(const char *figure, double seconds) {
+static void during(const char *figure, double seconds) {
     enum { MOST = 4000000 };
     double *hits = malloc(MOST * sizeof *hits), *gets = malloc(MOST * sizeof *gets), longest = 0;
     size_t n = 0;
@@ -263,7 +263,7 @@ static void beside(const char *figure, double seconds) {
     end();
 }
 
-static void beside_refused(void) {
+static void during_refused(void) {
     uint8_t ref[SHMS_REF_SIZE];
     begin(100000 * 1088 + 16 * 1088 + 4096, 1, 101000, 0);
     for (uint64_t i = 0; i < 16; i++)
@@ -272,10 +272,10 @@ static void beside_refused(void) {
     for (uint64_t i = 0; i < 100000; i++)
         CHECK(put("k", i, 1024, refs[i]) == 0);
     what = REFUSED;
-    beside("beside-refused", 3);
+    during("during-refused", 3);
 }
 
-static void beside_many_victims(void) {
+static void during_many_victims(void) {
     uint8_t ref[SHMS_REF_SIZE];
     shms_batch guard = {0};
     uint8_t keys[16 * 8];
@@ -289,7 +289,7 @@ static void beside_many_victims(void) {
     }
     CHECK(shms_batch_protect(w, &guard, keys, size) == 0);
     what = MANY_VICTIMS;
-    beside("beside-victims", 3);
+    during("during-victims", 3);
 }
 
 /* ---- is_cached during a put with much metadata ---- */
@@ -306,7 +306,7 @@ static void *put_metadata(void *arg) {
     return NULL;
 }
 
-static void beside_metadata(void) {
+static void during_metadata(void) {
     pthread_t thread;
     double longest = 0;
     char *meta = calloc(1, 200 << 20);
@@ -320,7 +320,7 @@ static void beside_metadata(void) {
         longest = took > longest ? took : longest;
     }
     pthread_join(thread, NULL);
-    printf("beside-metadata-has %.1f\n", longest);
+    printf("during-metadata-has %.1f\n", longest);
     free(meta);
     end();
 }
@@ -402,12 +402,12 @@ int main(int argc, char **argv) {
     }
     if (wanted(argc, argv, "lease"))
         no_lease_entry("no-lease-entry");
-    if (wanted(argc, argv, "beside")) {
-        beside_refused();
-        beside_many_victims();
+    if (wanted(argc, argv, "during")) {
+        during_refused();
+        during_many_victims();
     }
     if (wanted(argc, argv, "metadata"))
-        beside_metadata();
+        during_metadata();
     if (wanted(argc, argv, "capacity")) {
         effective_capacity("capacity-1-gib", UINT64_C(1) << 30);
         effective_capacity("capacity-4-gib", UINT64_C(4) << 30);

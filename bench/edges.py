@@ -60,7 +60,7 @@ Times are in microseconds, medians of {runs} runs on {machine}.
 
 | during puts of another thread | median | 99th percentile | longest |
 |---|---:|---:|---:|
-{beside}
+{during}
 
 The longest times include times in which the machine did not run a thread.
 One put with 32,768 victims takes {many:.0f} µs.
@@ -76,11 +76,11 @@ The lost bytes are at the hand, if the last victim was larger than needed, and i
 **Held objects split the space.** Small ones, up to 1/4096 of the capacity, lie together and cost large ones nothing.
 A dozen larger ones, held for long and spread over the store, can leave no gap of a quarter of its size.
 """
-BESIDE = {
-    "beside-refused-hit": "a hit during puts that are refused (10^5 objects held, one released each time)",
-    "beside-refused-get": "a get during the same puts",
-    "beside-victims-hit": "a hit during puts that evict 32,768 objects each",
-    "beside-victims-get": "a get during the same puts",
+DURING = {
+    "during-refused-hit": "a hit during puts that are refused (10^5 objects held, one released each time)",
+    "during-refused-get": "a get during the same puts",
+    "during-victims-hit": "a hit during puts that evict 32,768 objects each",
+    "during-victims-get": "a get during the same puts",
 }
 PUTS = {
     "refused-1-rank": "a refused put after one get of another object; 10^5 objects held, 1 rank",
@@ -95,18 +95,18 @@ def main() -> None:
     values: Values = {}
     with tempfile.TemporaryDirectory() as folder:
         compiled = {"new": built(ROOT, Path(folder) / "new")}
-        for group in ("refused", "split", "lease", "beside", "capacity"):
+        for group in ("refused", "split", "lease", "during", "capacity"):
             values |= measure(compiled, group)["new"]
-    beside = [
-        f"| {what} | " + " | ".join(f"{value:.2f}" for value in values[name]) + " |" for name, what in BESIDE.items()
+    during = [
+        f"| {what} | " + " | ".join(f"{value:.2f}" for value in values[name]) + " |" for name, what in DURING.items()
     ]
     puts = [f"| {what} | {values[name][0]:.1f} |" for name, what in PUTS.items()]
     text = PAGE.format(
         runs=RUNS,
         machine=f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
-        beside="\n".join(beside),
+        during="\n".join(during),
         puts="\n".join(puts),
-        many=values["beside-victims-put"][0],
+        many=values["during-victims-put"][0],
         one=values["capacity-1-gib"][0],
         four=values["capacity-4-gib"][0],
     )

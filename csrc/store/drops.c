@@ -92,7 +92,7 @@ void shms_delete_dropped(struct shms_writer *w) {
 /* Goes through the rest of the scan at once. It may yield the mutex: SHMS_ECLOSED */
 static int delete_all_dropped(struct shms_writer *w) {
     shms_reclaim_begin(w);
-    for (uint32_t s = w->scan_left; s-- > 0;) { /* once, however often another thread falls behind meanwhile */
+    for (uint32_t s = w->scan_left; s-- > 0;) { /* once, even if another thread begins a new scan meanwhile */
         delete_if_dropped(w, s);
         if (w->scan_left == s + 1)
             w->scan_left = s;

@@ -16,7 +16,7 @@ int shms_pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size)
 
 /* ---- for these, the mutex is held ---- */
 
-/* Aborts the pending put of a slot in WRITING, and gives back its lease entry. */
+/* Aborts the pending put of a slot in WRITING, and frees its lease entry. */
 void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry);
 /* Opens a lease for a group on a taken entry, held if `hold`, and packs its reference; the slot has its number of all
  * arenas. */

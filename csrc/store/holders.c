@@ -23,7 +23,7 @@ bool shms_reclaim_yield(struct shms_writer *w) {
     return others;
 }
 
-/* Has a rank or another writer ended? Then what it has pinned and leased is void, whatever its words say. */
+/* Has a rank or another writer ended? Then its pins and leases do not count, whatever its words say. */
 static bool gone(struct shms_writer *w, uint32_t peer) {
     shms_peer *p = &w->peers[peer];
     uint32_t n_ranks = (uint32_t)w->seg.layout.n_readers;
@@ -104,8 +104,8 @@ static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
     return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
 }
 
-/* Writer `o` is about to lease what it has pinned, or to release its pin; it may do so without counting it before the next poll,
- * which therefore takes the slot's zone for changed. */
+/* Writer `o` will soon lease what it has pinned, or release its pin. It may not have counted that by the next poll, so
+ * that poll takes the slot's zone for changed. */
 static void note_transient_pin(struct shms_writer *w, uint32_t o, uint32_t slot) {
     uint32_t peer = (uint32_t)w->seg.layout.n_readers + o, n_zones = w->ring.n_zones;
     w->transient_pin = true;

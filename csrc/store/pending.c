@@ -35,8 +35,8 @@ static int place(struct shms_writer *w, shms_batch *b, const shms_put *put) {
     uint64_t payload_at = shms_payload_at(put->key_len, put->meta_len);
     if (put->meta_len > SHMS_MAX_META || put->extra_len > SHMS_MAX_EXTRA || put->payload_size > w->seg.layout.capacity)
         return SHMS_ETOOLARGE;
-    uint64_t behind = put->payload_size + put->extra_len;
-    uint64_t length = behind ? payload_at + behind : (uint64_t)put->key_len + put->meta_len;
+    uint64_t tail = put->payload_size + put->extra_len;
+    uint64_t length = tail ? payload_at + tail : (uint64_t)put->key_len + put->meta_len;
     uint64_t span = shms_span(length), secret;
     if (length > w->seg.layout.max_object_size)
         return SHMS_ETOOLARGE;
