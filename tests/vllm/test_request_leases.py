@@ -76,6 +76,7 @@ def test_a_token_of_another_engine_says_nothing_about_an_aborted_request(
             assert client.sent[-1] == (EngineCoreRequestType.ADD, request, engine)
     desk.output("c")
     assert 3 == desk.opened  # a, c and d: b was sent to the engine of c, and `unsent` to none
+    assert {"d"} == desk.books.later  # only first tokens are looked at
     desk.output("d")
     assert 2 == desk.opened
     for name in "cd":
@@ -156,14 +157,21 @@ def test_texts_enter_no_table_unless_a_token_is_awaited(desk: Desk, monkeypatch:
     desk.abort_requests(["a"])
     desk.output("beside")
     assert 1 == desk.opened
+    desk.add_request(SimpleNamespace(request_id="silent", mm_features=None))
+    desk.abort_requests(["silent"])
+    assert set() == desk.books.later
     text("after")  # its token says that the workers are past `a`
     assert 0 == desk.opened
     assert ({}, {}, {}) == (desk.books.sent, desk.books.aborted, RequestLeases.engines)
 
 
-def test_a_step_without_items_does_nothing_but_vllms_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("waits", [False, True], ids=["nothing", "a hung-up request"])
+def test_a_step_of_texts_does_nothing_but_vllms_own(desk: Desk, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     desk.request("a")
-    desk.output("a", finished=True)
+    if waits:
+        desk.abort_requests(["a"])
+    else:
+        desk.output("a", finished=True)
 
     class Unread:
         def __iter__(self) -> Any:

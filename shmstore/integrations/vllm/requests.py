@@ -36,6 +36,7 @@ class RequestLeases:
         self._added = 0
         self.sent: dict[str, tuple[int, list[ReferenceItem]]] = {}
         self.aborted: dict[bytes | None, deque[tuple[int, list[ReferenceItem]]]] = {}
+        self.later: set[str] = set()  # requests that came after one of those, and have no token yet
 
     def add(self, request_id: str, items: list[ReferenceItem], part: bool) -> None:
         """Keep what this request sends, or one more part of it. The children of one request share their items."""
@@ -44,6 +45,8 @@ class RequestLeases:
             RequestLeases.engines.setdefault(request_id, None)
             # The first part's number: a token of it says nothing about requests that came between it and a later part.
             number, before = self.sent.get(request_id, (0 if part else self._added, []))
+            if self.aborted:
+                self.later.add(request_id)
             for item in items:
                 item.users += 1
             self.sent[request_id] = number, before + items
@@ -60,8 +63,9 @@ class RequestLeases:
                 self.aborted.setdefault(engine, deque()).append((self._added, items))
 
     def answer(self, request_id: str) -> None:
-        """Release what its engine had, or none, and was aborted before this request was added, whose tokens came."""
-        number, _ = self.sent.get(request_id, (0, []))
+        """Release what was aborted before this request was added, by its engine or none: its first token has come."""
+        self.later.discard(request_id)
+        number, _ = self.sent[request_id]
         for engine in {None, RequestLeases.engines.get(request_id)}:
             aborted = self.aborted.get(engine, ())
             while aborted and aborted[0][0] < number:
@@ -73,6 +77,7 @@ class RequestLeases:
                 self._pop(other)
 
     def _pop(self, request_id: str) -> tuple[list[ReferenceItem], bytes | None]:
+        self.later.discard(request_id)
         return self.sent.pop(request_id, (0, []))[1], RequestLeases.engines.pop(request_id, None)
 
 
@@ -119,9 +124,9 @@ def follow(processor: type[Any]) -> None:
         ours = self._shmstore_leases
         if ours is None:
             return process_outputs(self, engine_core_outputs, *args, **kwargs)
-        if ours.aborted:
+        if ours.later:
             for output in engine_core_outputs:
-                if output.new_token_ids or output.pooling_output is not None:
+                if output.request_id in ours.later and (output.new_token_ids or output.pooling_output is not None):
                     ours.answer(output.request_id)
         done = process_outputs(self, engine_core_outputs, *args, **kwargs)
         if ended := [request_id for request_id in ours.sent if request_id not in self.request_states]:
