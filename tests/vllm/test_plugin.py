@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from inspect import unwrap
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from vllm.multimodal.inputs import (
     MultiModalFlatField,
     MultiModalKwargsItem,
 )
+from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.renderers.base import BaseRenderer
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
@@ -22,7 +24,7 @@ from shmstore.integrations.vllm import items, register, seams
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
 from shmstore.integrations.vllm.receiver import ReceiverCache
 from shmstore.integrations.vllm.sender import SenderCache
-from shmstore.integrations.vllm.shared import WAIT
+from shmstore.integrations.vllm.shared import SHARE_UUIDS, WAIT
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from tests.vllm.parts import FIELDS, item, plain, processor, prompt_updates, same
 
@@ -44,7 +46,8 @@ def test_the_factories_find_the_classes_of_the_plugin(monkeypatch: pytest.Monkey
     monkeypatch.delattr(OutputProcessor, "_shmstore_leases", raising=False)
     register()
     assert not hasattr(OutputProcessor, "_shmstore_leases")  # a server without a sender cache pays nothing
-    names = ((factories, "_get_cache_type"), *((BaseRenderer, f"_process_{of}") for of in ("multimodal", "mm_uuids")))
+    of_renderer = ((BaseRenderer, f"_process_{of}") for of in ("multimodal", "mm_uuids"))
+    names = ((factories, "_get_cache_type"), (ProcessorInputs, "get_mm_hashes"), *of_renderer)
     before = [getattr(holder, name) for holder, name in names]
     assert all(hasattr(method, "__wrapped__") for method in before)
     register()
@@ -53,6 +56,14 @@ def test_the_factories_find_the_classes_of_the_plugin(monkeypatch: pytest.Monkey
         factories.ShmObjectStoreSenderCache,
         factories.ShmObjectStoreReceiverCache,
     )
+
+
+def test_hashes_of_names_stay_as_they_are_if_all_servers_share_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = unwrap(ProcessorInputs.get_mm_hashes)
+    monkeypatch.setattr(ProcessorInputs, "get_mm_hashes", theirs)
+    monkeypatch.setenv(SHARE_UUIDS, "1")
+    register()
+    assert theirs is ProcessorInputs.get_mm_hashes
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ CACHES = (
         "_process_mm_uuids(mm_data mm_data_items mm_uuid_items mm_req_id) _process_multimodal(prompt mm_data ...)",
     ),
     Uses("renderers.base:BaseRenderer", "_mm_processor_cache"),
+    Has("multimodal.processing.inputs:ProcessorInputs", "get_mm_hashes(model_id hash_algorithm) mm_uuid_items"),
+    Uses("multimodal.processing.processor:BaseMultiModalProcessor._get_mm_hashes", "inputs.get_mm_hashes"),
     Has(f"{_CLIENT}:AsyncMPClient", "_send_input(request_type request engine ...)"),
     Uses(f"{_CLIENT}:AsyncMPClient.add_request_async", "self._send_input EngineCoreRequestType.ADD"),
     Uses(f"{_CLIENT}:DPAsyncMPClient.add_request_async", "self._send_input EngineCoreRequestType.ADD"),

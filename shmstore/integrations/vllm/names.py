@@ -2,7 +2,8 @@
 
 A key that vLLM has made is a hash of the content, the model's name, and the request's own options. It means the same
 everywhere if the items are processed in the same way, which `processing` says. A name that a client has chosen says
-nothing about the content: clients number their pictures. So it is good for one run of a server, as in vLLM itself.
+nothing about the content: clients number their pictures. So it is good for one run of a server, as in vLLM itself. If
+the request has options, vLLM hashes the name with them, and the plug-in puts the run before the hash (`hash_by_run`).
 
 The item cache puts its namespace before each key (`Names`). The encoder connector stores only what may be shared.
 
@@ -76,6 +77,28 @@ def number_by_run(renderer: type[Any]) -> None:
         return theirs(self, mm_data, mm_data_items, mm_uuid_items, f"{os.environ[RUN]}-{mm_req_id}")
 
     renderer._process_mm_uuids = with_run
+
+
+def hash_by_run(inputs: type[Any]) -> None:
+    """Let vLLM's hash of a name that a client has chosen be one of this run; idempotent.
+
+    A processor may hash it again, with options of its own. So the run is a part, not only a mark.
+    """
+    theirs: Callable[..., dict[str, list[str]]] = inputs.get_mm_hashes
+    if hasattr(theirs, "__wrapped__"):
+        return
+
+    @wraps(theirs)
+    def with_run(self: Any, *args: Any, **kwargs: Any) -> dict[str, list[str]]:
+        found, names = theirs(self, *args, **kwargs), self.mm_uuid_items or {}
+        for modality in found.keys() & names.keys():
+            found[modality] = [
+                hashed if name in (None, hashed) or _HASH.fullmatch(name) else f"{os.environ[RUN]}-{hashed}"
+                for name, hashed in zip(names[modality], found[modality], strict=True)
+            ]
+        return found
+
+    inputs.get_mm_hashes = with_run
 
 
 def processing(vllm_config: Any) -> dict[str, Any]:

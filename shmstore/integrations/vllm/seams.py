@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import vllm.multimodal.cache.factories as _factories
+from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.renderers.base import BaseRenderer
 
 from shmstore.integrations.vllm import names, receiver, requests, sender, shared
@@ -13,8 +14,9 @@ def install() -> None:
     shared.agree()
     receiver.policy()  # a wrong setting is an error now, in the API server, and not later in a worker
     sender.wait_seconds()
-    sender.share_uuids()
     names.number_by_run(BaseRenderer)
+    if not sender.share_uuids():
+        names.hash_by_run(ProcessorInputs)
     requests.follow_refusals(BaseRenderer)
     _factories.ShmObjectStoreSenderCache = sender.SenderCache
     _factories.ShmObjectStoreReceiverCache = receiver.ReceiverCache

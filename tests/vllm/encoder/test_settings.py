@@ -15,6 +15,8 @@ import torch
 import vllm
 from vllm.config import ECTransferConfig
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.multimodal.parse import AudioProcessorItems, ImageProcessorItems, MultiModalDataItems
+from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.renderers.base import BaseRenderer
 
 from shmstore.integrations.vllm import names, register
@@ -25,6 +27,7 @@ from shmstore.store import ObjectStoreWriter
 from tests.support import store_name
 from tests.vllm.conftest import change
 from tests.vllm.encoder.engine import connector
+from tests.vllm.inputs import photograph
 from tests.vllm.lockstep import vllm_config
 from tests.vllm.parts import HASH
 
@@ -158,6 +161,25 @@ def test_numbers_of_items_are_those_of_one_run_and_hashes_stay(config: Any, monk
     assert numbered[0] != numbered[1]
     assert not any(names.may_share(name, share_uuids) for name in numbered for share_uuids in (False, True))
     assert names.may_share(HASH, share_uuids=False)
+
+
+def test_a_clients_name_that_is_hashed_with_options_is_one_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    items = MultiModalDataItems({"image": ImageProcessorItems([photograph(0)] * 3), "audio": AudioProcessorItems([])})
+    uuids = {"image": ["image-0", HASH, None], "video": []}
+
+    def hashed(run: str, **options: Any) -> Any:
+        monkeypatch.setenv(RUN, run)
+        return ProcessorInputs([], items, uuids, options).get_mm_hashes("model", "blake3")["image"]
+
+    plain = hashed("shmstore-1-first")
+    assert ["image-0", HASH] == plain[:2]
+    assert plain == hashed("shmstore-1-second")
+    first, second = (hashed(run, max_pixels=50000) for run in ("shmstore-1-first", "shmstore-1-second"))
+    assert first[1:] == second[1:]
+    assert first[0] != second[0]
+    assert [False, True, True] == [names.may_share(name, share_uuids=False) for name in first]
+    assert not names.may_share(first[0], share_uuids=True)
 
 
 MEDIA = "model_config.multimodal_config"
