@@ -120,16 +120,22 @@ def test_an_engine_that_cannot_be_served_is_refused(config: Any, path: str, valu
         Settings.of(config)
 
 
-@pytest.mark.parametrize("share_uuids", [False, True])
-def test_media_options_of_the_server_which_make_clients_names_shared_are_said(
-    config: Any, caplog: pytest.LogCaptureFixture, share_uuids: bool
+@pytest.mark.parametrize(("share_uuids", "plugin", "said"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_media_options_of_a_server_that_make_clients_names_shared_are_said(
+    config: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    share_uuids: int,
+    plugin: int,
+    said: bool,
 ) -> None:
+    monkeypatch.setattr(names, "numbered_by_run", bool(plugin))
     set_to(f"{MEDIA}.media_io_kwargs", {"image": {"rgba_background_color": [0, 0, 0]}})(config)
     name = store_name()
     with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1):
-        config.ec_transfer_config.ec_connector_extra_config |= {"store": name, "share_uuids": share_uuids}
+        config.ec_transfer_config.ec_connector_extra_config |= {"store": name, "share_uuids": bool(share_uuids)}
         ShmstoreECConnector(config, ECConnectorRole.SCHEDULER).shutdown()
-    assert (not share_uuids) == any("media-io-kwargs" in record.message for record in caplog.records)
+    assert said == any("media-io-kwargs" in record.message for record in caplog.records)
 
 
 def test_an_engine_whose_items_vllm_numbers_as_others_do_is_refused(

@@ -17,7 +17,7 @@ from typing import Any
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorRole
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
-from shmstore.integrations.vllm import compare
+from shmstore.integrations.vllm import compare, names
 from shmstore.integrations.vllm.encoder import scope
 from shmstore.integrations.vllm.encoder.messages import EncoderMetrics, EncoderStats, Step
 from shmstore.integrations.vllm.encoder.scheduler import SchedulerSide
@@ -42,7 +42,8 @@ class ShmstoreECConnector(ECConnectorBase):  # type: ignore[misc]
         self._scheduler: Any = None
         self._worker: Any = None
         if role is ECConnectorRole.SCHEDULER:
-            if vllm_config.model_config.multimodal_config.media_io_kwargs and not settings.share_uuids:
+            hashed = vllm_config.model_config.multimodal_config.media_io_kwargs and not names.numbered_by_run
+            if hashed and not settings.share_uuids:
                 _log.warning("with --media-io-kwargs items that clients have named are shared as well: see the guide")
             fields_for = PlaceholderMetadataResolver(vllm_config.model_config).fields_for
             self._scheduler = SchedulerSide(
