@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import distributions
 from inspect import isfunction, unwrap
 from pathlib import Path
@@ -61,9 +62,10 @@ def _no_segment_left_behind() -> Iterator[None]:
     yield
     left = set(os.listdir("/dev/shm")) - before
     for path in (Path("/dev/shm", name) for name in left if name.startswith(VLLMS)):
-        about = path.stat()
-        if not holders(about.st_dev, about.st_ino):
-            path.unlink()
+        with suppress(FileNotFoundError):  # of another program, which has removed it
+            about = path.stat()
+            if not holders(about.st_dev, about.st_ino):
+                path.unlink()
     assert set() == {name for name in left if name.startswith(PREFIX)}
 
 
