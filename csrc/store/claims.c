@@ -13,11 +13,11 @@
 
 #define BYTES_AT (UINT64_C(1) << 61) /* past the end of any file */
 
-/* The claims of this process that have a byte: which thread has taken each, and in which process, as shms_forks says.
+/* The claims of this process that have a byte: which holder has taken each, and in which process, as shms_forks says.
  * A cell of a parent's is free, like one of 0. */
 static _Atomic uint64_t takers[SHMS_MAX_CLAIMS];
 
-static uint64_t taker(uint32_t thread) { return (uint64_t)shms_forks() << 32 | thread; }
+static uint64_t taker(uint32_t holder) { return (uint64_t)shms_forks() << 32 | holder; }
 
 static uint32_t take_cell(uint64_t by) {
     for (uint32_t i = 0; i < SHMS_MAX_CLAIMS; i++) {
@@ -32,10 +32,10 @@ static uint64_t byte_of(const shms_segment *seg, const char *key, uint32_t key_l
     return BYTES_AT + (shms_hash_key(seg->sb->secret, key, key_len) & (BYTES_AT / 2 - 1));
 }
 
-int shms_claim_take(const shms_segment *seg, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out) {
+int shms_claim_take(const shms_segment *seg, uint32_t holder, const char *key, uint32_t key_len, shms_claim *out) {
     if (shms_claimed(seg, key, key_len)) /* at the cost of one call */
         return 0;
-    uint32_t cell = take_cell(taker(thread));
+    uint32_t cell = take_cell(taker(holder));
     if (cell == SHMS_MAX_CLAIMS)
         return 1;
     void *page = shms_segment_lock_byte(seg, byte_of(seg, key, key_len));
@@ -48,7 +48,7 @@ int shms_claim_take(const shms_segment *seg, uint32_t thread, const char *key, u
     return granted;
 }
 
-void shms_claim_end(shms_claim *claim) {
+void shms_claim_drop(shms_claim *claim) {
     void *page = __atomic_exchange_n(&claim->page, NULL, __ATOMIC_ACQ_REL);
     if (!page || claim->forks != shms_forks()) /* a child has no such page */
         return;
@@ -76,9 +76,9 @@ uint32_t shms_claims_number(void) {
     return atomic_fetch_add(&last, 1) + 1;
 }
 
-uint32_t shms_claims_of(uint32_t thread) {
+uint32_t shms_claims_of(uint32_t holder) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < SHMS_MAX_CLAIMS; i++)
-        n += atomic_load(&takers[i]) == taker(thread);
+        n += atomic_load(&takers[i]) == taker(holder);
     return n;
 }

@@ -26,22 +26,20 @@ typedef struct shms_claim {
     uint32_t forks;
 } shms_claim;
 
-/* 1: granted to this thread. 0: a living process, or a thread of this one, has it. SHMS_ECLOSED, EFORKED, ENOARENA */
-int shms_writer_claim(shms_writer *w, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out);
-int shms_reader_claim(shms_reader *r, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out);
-void shms_claim_end(shms_claim *claim); /* idempotent */
-/* 1: a claim on that key is held; 0; or as above. */
-int shms_writer_claimed(shms_writer *w, const char *key, uint32_t key_len);
-int shms_reader_claimed(shms_reader *r, const char *key, uint32_t key_len);
-/* A number that no thread of this process has had. */
+/* 1: granted to this holder, a thread or a task. 0: a living process, or another holder of this one, has it.
+ * SHMS_ECLOSED, EFORKED, ENOARENA */
+int shms_writer_claim_for(shms_writer *w, uint32_t holder, const char *key, uint32_t key_len, shms_claim *out);
+int shms_reader_claim_for(shms_reader *r, uint32_t holder, const char *key, uint32_t key_len, shms_claim *out);
+void shms_claim_drop(shms_claim *claim); /* ends it, without freeing it; idempotent */
+/* A number that no holder of this process has had. */
 uint32_t shms_claims_number(void);
-/* How many claims with their bytes that thread has taken and not ended. */
-uint32_t shms_claims_of(uint32_t thread);
+/* How many claims with their bytes that holder has taken and not ended. */
+uint32_t shms_claims_of(uint32_t holder);
 /* cdef: end */
 
 #include "segment.h"
 
-int shms_claim_take(const shms_segment *seg, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out);
+int shms_claim_take(const shms_segment *seg, uint32_t holder, const char *key, uint32_t key_len, shms_claim *out);
 bool shms_claimed(const shms_segment *seg, const char *key, uint32_t key_len);
 
 #endif

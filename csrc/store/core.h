@@ -4,6 +4,7 @@
 #ifndef SHMS_CORE_H
 #define SHMS_CORE_H
 
+#include "last_error.h"
 #include "shmstore.h"
 
 static inline int shms_are_zero(const uint64_t *words, unsigned n) {
@@ -15,7 +16,10 @@ static inline int shms_are_zero(const uint64_t *words, unsigned n) {
 #define shms_is_unused(reserved) shms_are_zero(reserved, sizeof(reserved) / sizeof *(reserved))
 
 static inline int shms_key_ok(const char *key, uint32_t key_len) {
-    return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
+    return key && key_len > 0 && key_len <= SHMS_MAX_KEY
+               ? SHMS_OK
+               : shms_fail(SHMS_EINVAL, "a key must have 1 to %d bytes, not %u, and not be NULL", SHMS_MAX_KEY,
+                           key_len);
 }
 
 /* cdef: begin */
@@ -58,40 +62,6 @@ typedef struct shms_piece {
     uint64_t address;
 } shms_piece;
 
-/* What a writer has had of a tier beyond its host. Its process counts that, and the segment shows it. */
-typedef struct shms_tier_figures {
-    uint64_t there; /* 1: the writer has, or had, a tier; 0: it has not, and the others are 0, too */
-    uint64_t hits, hit_bytes, misses, declined, damaged, errors, skipped;
-    uint64_t published, published_bytes, refused, dropped, queued, saved_ns;
-    uint64_t open; /* 1: the circuit is open: the tier has failed, and is not asked for now */
-} shms_tier_figures;
-
-/* What a writer has counted since its store was created. Each field is a word of its table, in this order, and a field
- * of WriterCounters in shmstore/store/stats.py. A new one needs nothing else; the table has room for 24. */
-typedef struct shms_counters {
-    uint64_t puts, put_bytes, hits, misses; /* put_bytes: payload; hits and misses: of shms_batch_hit */
-    uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
-    /* puts that would have been hits with that much capacity; see ghosts.h */
-    uint64_t more_hits_at_4x, more_hits_at_2x, more_hits_at_1_5x;
-    uint64_t remote_hits; /* hits on objects of other writers */
-} shms_counters;
-
-/* What the processes of a rank have counted; ReaderCounters in shmstore/store/stats.py. The table has room for 7. */
-typedef struct shms_reader_counters {
-    uint64_t gets, stale, released; /* references read and refused; leases released without a get */
-    uint64_t finds, find_misses;    /* keys found, and not found */
-} shms_reader_counters;
-
-typedef struct shms_stats {
-    uint64_t capacity, max_object_size, max_objects, n_readers;
-    uint64_t objects, used_bytes; /* live objects; ring bytes of these and of unfinished puts */
-    uint64_t next_id, next_lease;
-    uint64_t open_leases, max_leases; /* open_leases: without those that are complete and still have an entry */
-    uint64_t control_bytes, heap_bytes; /* bookkeeping in the segment and in the writer's own memory */
-    shms_counters counters;
-    shms_tier_figures tier;
-} shms_stats;
-
 /* The bytes of a stored object. */
 typedef struct shms_stored {
     const char *meta, *payload, *extra;
@@ -119,11 +89,6 @@ typedef struct shms_refusal {
     uint64_t held_by_writer[SHMS_MAX_WRITERS]; /* by other writers: leased, or being leased */
     uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 if it has never attached */
 } shms_refusal;
-
-typedef struct shms_reader_stats {
-    uint64_t live_views;
-    shms_reader_counters counters;
-} shms_reader_stats;
 
 /* ---- values ---- */
 
@@ -174,19 +139,13 @@ int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures);
 int shms_writer_clear_tier(shms_writer *w, uint64_t moment);
 /* Sets *out to the last moment that a writer of the store has told; 0: none. */
 int shms_writer_tier_cleared(shms_writer *w, uint64_t *out);
-int shms_writer_stats(shms_writer *w, shms_stats *out);
 /* Adds to a refusal who holds how much now. It asks each rank about each object, which the refusal
  * need not: with 256 ranks and 10^5 objects it takes half a second, and yields. */
 int shms_writer_holders(shms_writer *w, shms_refusal *why);
-/* Copies each key that begins with `prefix`: 8 bytes with its object's id, 4 with the key's length, then the key. *size is
- * the room, and is set to the bytes needed. Other threads may have had the mutex: what they store may be missing, and a key
- * that they store again may come twice. */
-int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
 int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
 
 /* ---- a reader ---- */
 
-int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number, or 0 for NULL */
 const char *shms_reader_path(const shms_reader *r);
 uint64_t shms_reader_writer_epoch(const shms_reader *r); /* 1 + number of takeovers; 0 for NULL */

@@ -108,8 +108,6 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     int rc;
     if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, shms_page_size())))
         return rc;
-    if (shms_mode_splits(options->mode))
-        return SHMS_EINVAL;
     if (shms_segment_open_file(seg, O_CREAT | O_EXCL, options->flags & SHMS_MEMFD, false) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
     /* again, in the units of that file system */

@@ -27,6 +27,8 @@
 
 #include "file.h"
 
+#define NAME "a name must have 1 to %d bytes, not be . or .., and have a slash only as a path from the root, not %.*s"
+
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static shms_segment *open_segments;
 static _Atomic uint32_t n_forks; /* between this process and the first */
@@ -34,13 +36,16 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
 int shms_segment_name(shms_segment *seg, const char *name) {
     if (!name)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, "the name is NULL: pass that of a store");
     const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
     size_t n = strlen(last);
     if (n == 0 || n > SHMS_MAX_NAME || !strcmp(last, ".") || !strcmp(last, "..") || (slash && *name != '/'))
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, NAME, SHMS_MAX_NAME, (int)(n < 40 ? n : 40), last);
     int size = snprintf(seg->path, sizeof seg->path, "%s%s", slash ? "" : "/dev/shm/", name);
-    return size < (int)sizeof seg->path ? SHMS_OK : SHMS_EINVAL;
+    return size < (int)sizeof seg->path
+               ? SHMS_OK
+               : shms_fail(SHMS_EINVAL, "the path of a store must have less than %d bytes, not %d",
+                           (int)sizeof seg->path, size);
 }
 
 bool shms_file_is(const shms_segment *seg, int fd) {

@@ -30,11 +30,16 @@ void shms_batch_note(shms_batch *b, int fresh) {
     b->items[b->n_items++] = (shms_batch_item){ref.id, ref.lease, ref.slot, ref.entry, fresh};
 }
 
+int shms_no_group(const struct shms_writer *w, uint32_t group) {
+    return shms_fail(SHMS_EINVAL, "group must be 0, or 1 + a number below n_groups, %u, not %u",
+                     (unsigned)w->seg.layout.n_groups, group);
+}
+
 int shms_pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size) {
     for (uint32_t i = 0; i < n; i++)
         if (pieces[i].offset > payload_size || pieces[i].size > payload_size - pieces[i].offset ||
             (pieces[i].size && !pieces[i].address))
-            return SHMS_EINVAL;
+            return shms_fail(SHMS_EINVAL, "the payload is NULL, or a piece of it is outside: pass payload_size bytes");
     return SHMS_OK;
 }
 
@@ -53,20 +58,26 @@ void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry) 
     shms_writer_pending_ended(w, entry);
 }
 
-void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
+void shms_refer(const struct shms_writer *w, uint32_t slot, uint32_t entry, uint64_t lease, uint8_t *out) {
     const shms_layout *l = &w->seg.layout;
     const shms_slot *s = shms_segment_slot(&w->seg, slot);
-    if (!shms_is_own(&w->seg, slot))
-        shms_reclaim_list(w, slot);
     shms_ref ref = {.store = (uint32_t)w->seg.sb->store,
                     .slot = slot,
-                    .entry = w->seg.arena * w->leases.n_entries + entry,
+                    .entry = entry,
                     .address = shms_address(l, shms_arena_of(l, slot), shms_get(&s->offset)),
-                    .id = shms_get(&s->id)};
-    ref.lease = shms_leases_open(&w->leases, entry, slot, ref.id, group, shms_now_ns());
+                    .id = shms_get(&s->id),
+                    .lease = lease};
+    shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
+}
+
+void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
+    if (!shms_is_own(&w->seg, slot))
+        shms_reclaim_list(w, slot);
+    uint64_t id = shms_get(&shms_segment_slot(&w->seg, slot)->id);
+    uint64_t lease = shms_leases_open(&w->leases, entry, slot, id, group, shms_now_ns());
     if (hold)
         shms_leases_hold(&w->leases, entry);
-    shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
+    shms_refer(w, slot, w->seg.arena * w->leases.n_entries + entry, lease, out);
 }
 
 void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {

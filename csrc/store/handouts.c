@@ -21,7 +21,7 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
     if (rc || (rc = shms_writer_enter_with_key(w, key, key_len)))
         return rc;
     if (group > w->seg.layout.n_groups)
-        return shms_writer_leave(w, SHMS_EINVAL);
+        return shms_writer_leave(w, shms_no_group(w, group));
     uint64_t hash = shms_key_hash(w, key, key_len);
     shms_slot seen;
     uint32_t own, slot = SHMS_NONE, entry = SHMS_NONE;
@@ -152,8 +152,12 @@ int shms_writer_assign_group(shms_writer *w, const uint8_t *packed, uint32_t gro
         return rc;
     if ((rc = find_lease(w, packed, &ref)) == 1) {
         uint32_t before = shms_lease_group(shms_get(&w->leases.table[ref.entry].what));
-        if (group > w->seg.layout.n_groups || (before && before != group))
-            return shms_writer_leave(w, SHMS_EINVAL);
+        if (group > w->seg.layout.n_groups)
+            return shms_writer_leave(w, shms_no_group(w, group));
+        if (before && before != group)
+            return shms_writer_leave(w,
+                                     shms_fail(SHMS_EINVAL, "the lease waits for group %u already: _hit opens another",
+                                               (unsigned)before - 1));
         shms_leases_assign_group(&w->leases, ref.entry, group);
         /* the object is evictable earlier than a scan or a sweep has found */
         if (shms_is_own(&w->seg, ref.slot))
@@ -263,7 +267,8 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
     if (rc)
         return rc;
     if (rank >= w->seg.layout.n_readers)
-        return shms_writer_leave(w, SHMS_EINVAL);
+        return shms_writer_leave(w, shms_fail(SHMS_EINVAL, "rank must be below n_readers, %u, not %u",
+                                              (unsigned)w->seg.layout.n_readers, rank));
     shms_word *epoch = &shms_segment_reader(&w->seg, rank)->epoch;
     uint64_t seen;
     do { /* a rank that attaches meanwhile sees the retirement (A4), or T2 sees it and retires its new epoch */

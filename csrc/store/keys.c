@@ -11,6 +11,7 @@
 #include "step.h"
 
 #define AT_ONCE 64 /* objects between two yields of the mutex */
+#define NO_PREFIX "the prefix is NULL: pass its bytes, or NULL and 0 for all keys"
 
 int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
@@ -51,7 +52,7 @@ static bool begins(const struct shms_writer *w, const shms_slot *s, const char *
 }
 
 int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len) {
-    int rc = prefix || prefix_len == 0 ? shms_writer_enter(w) : SHMS_EINVAL;
+    int rc = prefix || prefix_len == 0 ? shms_writer_enter(w) : shms_fail(SHMS_EINVAL, NO_PREFIX);
     if (rc)
         return rc;
     shms_settle(w);
@@ -88,10 +89,13 @@ static bool listed(const struct shms_writer *w, uint32_t slot, const char *prefi
     return shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s) && begins(w, s, prefix, prefix_len);
 }
 
-int shms_writer_stored(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
+int shms_writer_keys(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
+    if (!size || (!out && *size) || (!prefix && prefix_len))
+        return shms_fail(SHMS_EINVAL, size && (out || !*size) ? NO_PREFIX : SHMS_NO_OUT);
     int rc = shms_writer_enter_to_list(w);
     if (rc)
         return rc;
+    prefix = prefix ? prefix : "";
     uint64_t room = *size, used = 0;
     for (uint32_t i = 0; i < w->seg.layout.max_objects; i++) {
         if (i % AT_ONCE == AT_ONCE - 1 && shms_writer_yield(w) && w->closed)

@@ -10,6 +10,7 @@
  */
 #include "layout.h"
 
+#include <inttypes.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -53,6 +54,29 @@ static uint64_t default_objects(uint64_t capacity) {
     return n < 256 ? 256 : n > 1048576 ? 1048576 : n;
 }
 
+/* Is each option in its range? */
+static int check(const shms_options *o, uint64_t capacity) {
+    const struct {
+        const char *option;
+        uint64_t value, least, most;
+    } ranges[] = {
+        {"capacity", o->capacity, 1, SHMS_MAX_CAPACITY},      {"n_readers", o->n_readers, 1, SHMS_MAX_READERS},
+        {"max_objects", o->max_objects, 0, SHMS_MAX_OBJECTS}, {"n_writers", o->n_writers, 0, SHMS_MAX_WRITERS},
+        {"max_object_size", o->max_object_size, 0, capacity},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (ranges[i].value < ranges[i].least || ranges[i].value > ranges[i].most)
+            return shms_fail(SHMS_EINVAL, "%s must be from %" PRIu64 " to %" PRIu64 ", not %" PRIu64, ranges[i].option,
+                             ranges[i].least, ranges[i].most, ranges[i].value);
+    if (o->flags & ~(uint32_t)(FIXED_FLAGS | CALL_FLAGS))
+        return shms_fail(SHMS_EINVAL, "flags must be those of the header, not %#x", o->flags);
+    if (o->mode && o->mode != 0600 && o->mode != 0660 && o->mode != 0606 && o->mode != 0666)
+        return shms_fail(
+            SHMS_EINVAL,
+            "mode must be 0600, 0660, 0606 or 0666, not %#o: whoever shares a store must read and write it", o->mode);
+    return shms_is_unused(o->reserved) ? SHMS_OK : shms_fail(SHMS_EINVAL, SHMS_RESERVED);
+}
+
 /* Gives each rank its group. SHMS_EINVAL: the sizes are no groups of these ranks. */
 static int group_ranks(shms_layout *l, const shms_options *options) {
     uint64_t ranks = 0;
@@ -70,17 +94,18 @@ static int group_ranks(shms_layout *l, const shms_options *options) {
 }
 
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page) {
-    if (!options || options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
-        options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
-        options->n_writers > SHMS_MAX_WRITERS || (options->flags & ~(uint32_t)(FIXED_FLAGS | CALL_FLAGS)) ||
-        options->mode > 0777 || !shms_is_unused(options->reserved))
-        return SHMS_EINVAL;
+    if (!options)
+        return shms_fail(SHMS_EINVAL, SHMS_NO_OPTIONS);
     shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags & FIXED_FLAGS};
     l.n_writers = options->n_writers ? options->n_writers : 1;
     l.capacity = shms_align_up(options->capacity, SHMS_ALIGN);
     l.max_object_size = options->max_object_size ? options->max_object_size : l.capacity;
-    if (l.max_object_size > l.capacity || group_ranks(&l, options))
+    if (check(options, l.capacity))
         return SHMS_EINVAL;
+    if (group_ranks(&l, options))
+        return shms_fail(SHMS_EINVAL,
+                         "the first n_groups group_sizes must each be at least 1, and together n_readers, %u",
+                         options->n_readers);
     l.max_objects = options->max_objects ? options->max_objects : default_objects(l.capacity);
     l.zone_shift = zone_shift(l.capacity, l.max_objects, l.n_readers);
     l.max_leases = default_leases(l.max_objects, l.n_readers, shms_n_zones(&l), page);
@@ -89,8 +114,10 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     l.leases_at = l.slots_at + l.max_objects * sizeof(shms_slot);
     l.index_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), SHMS_INDEX_LINE);
     l.holds_at = l.index_at + shms_index_memory((uint32_t)l.max_objects);
+    /* a reference has 24 bits for each; an arena has no more leases than objects, or MIN_LEASES */
     if (l.n_writers * l.max_objects > SHMS_MAX_OBJECTS)
-        return SHMS_EINVAL; /* a reference has 24 bits for each; an arena has no more leases than objects, or MIN_LEASES */
+        return shms_fail(SHMS_EINVAL, "max_objects of all arenas together must be at most %d, not %" PRIu64,
+                         SHMS_MAX_OBJECTS, l.n_writers * l.max_objects);
     bool others = l.n_writers > 1;
     l.counts_at = l.holds_at + (others ? shms_all_slots(&l) * sizeof(shms_holds) : 0);
     uint64_t arena_end = l.counts_at + (others ? shms_all_zones(&l) * sizeof(shms_word) : 0);
@@ -104,8 +131,8 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     uint64_t data_page = l.capacity >= SHMS_LARGEST_PAGE ? SHMS_LARGEST_PAGE : page;
     l.data_at = shms_align_up(l.readers_at + l.n_readers * l.reader_stride, data_page);
     l.data_stride = shms_align_up(l.capacity, others ? data_page : page);
-    if (l.n_writers * l.data_stride > SHMS_MAX_CAPACITY)
-        return SHMS_EINVAL; /* a reference has 48 bits */
+    if (l.n_writers * l.data_stride > SHMS_MAX_CAPACITY) /* a reference has 48 bits */
+        return shms_fail(SHMS_EINVAL, "the capacity of all arenas together must be at most 2^48 bytes");
     l.file_size = l.data_at + l.n_writers * l.data_stride;
     *out = l;
     return SHMS_OK;

@@ -99,7 +99,8 @@ int shms_segment_take(shms_segment *seg, int arena, uint64_t without) {
     int from = arena == SHMS_ANY_ARENA ? 0 : arena,
         to = arena == SHMS_ANY_ARENA ? (int)seg->layout.n_writers : from + 1;
     if (from < 0 || to > (int)seg->layout.n_writers)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, "arena must be below n_writers, %d, or SHMS_ANY_ARENA, not %d",
+                         (int)seg->layout.n_writers, arena);
     int rc = SHMS_EWRITERACTIVE;
     for (int w = from; w < to && rc == SHMS_EWRITERACTIVE; w++) {
         if (without >> w & 1)

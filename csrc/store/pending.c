@@ -40,8 +40,9 @@ static int place(struct shms_writer *w, shms_batch *b, const shms_put *put) {
     uint64_t span = shms_span(length), secret;
     if (length > w->seg.layout.max_object_size)
         return SHMS_ETOOLARGE;
-    if (put->group > w->seg.layout.n_groups ||
-        (kind && (kind >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[kind]))))
+    if (put->group > w->seg.layout.n_groups)
+        return shms_no_group(w, put->group);
+    if (kind && (kind >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[kind])))
         return SHMS_EINVAL;
     uint64_t quota = shms_get(&w->kinds.table[kind].quota);
     if (quota && span > quota)
@@ -171,11 +172,12 @@ int shms_batch_commit(shms_writer *w, shms_batch *b) {
     shms_writer_pending_ended(w, t->entry);
     shms_ring_stale_slot(&w->ring, t->slot); /* a slot in WRITING may not go, but this one may */
     shms_room_made(w);
-    if (t->entry != SHMS_NONE) {
+    b->n_items--; /* the item of _begin, which is still the last one */
+    if (t->entry != SHMS_NONE)
         shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, t->group, t->hold, b->ref);
-        b->n_items--; /* the item of _begin, which is still the last one */
-        shms_batch_note(b, 1);
-    }
+    else
+        shms_refer(w, shms_writer_global(w, t->slot), 0, 0, b->ref);
+    shms_batch_note(b, 1);
     return shms_writer_leave(w, SHMS_OK);
 }
 

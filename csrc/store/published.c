@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -28,6 +29,10 @@ bool shms_mode_splits(uint32_t mode) {
     return (group && group != 6) || (others && others != 6);
 }
 
+#define FOREIGN                                                                                                        \
+    "the store's file is user %u's and has mode %#o: with SHMS_OWN_UID it must be your own of 0600; else pass "        \
+    "allow_uid"
+
 /* May this process map the file? That is decided here alone. It must be the expected user's: nothing in another's counts,
  * and whoever could cut it short could end this process, since each access to the mapping would be a SIGBUS. Who takes
  * part wants to be alone with that user, unless the user was named. Its creator sets the mode before it publishes. */
@@ -37,7 +42,9 @@ static int admitted(const shms_segment *seg, const shms_expected *expected, bool
     if (fstat(seg->fd, &st))
         return SHMS_ESYS;
     bool own = uid == SHMS_OWN_UID, closed = !(own && st.st_mode & 077) && !shms_mode_splits(st.st_mode);
-    return st.st_uid == (own ? geteuid() : uid) && (closed || !takes_part) ? SHMS_OK : SHMS_EFOREIGN;
+    if (st.st_uid == (own ? geteuid() : uid) && (closed || !takes_part))
+        return SHMS_OK;
+    return shms_fail(SHMS_EFOREIGN, FOREIGN, st.st_uid, st.st_mode & 0777);
 }
 
 static int open_mapped(shms_segment *seg, int role, const shms_expected *expected) {
@@ -46,7 +53,7 @@ static int open_mapped(shms_segment *seg, int role, const shms_expected *expecte
     if (rc == SHMS_OK && role != SHMS_ROLE_INSPECTOR)
         rc = sb.boot != seg->boot ? SHMS_ELAYOUT : admitted(seg, expected, true);
     if (rc == SHMS_OK && role >= 0 && (uint64_t)role >= seg->layout.n_readers)
-        rc = SHMS_EINVAL;
+        rc = shms_fail(SHMS_EINVAL, "rank must be below n_readers, %d, not %d", (int)seg->layout.n_readers, role);
     if (rc == SHMS_OK && shms_segment_lacks(seg))
         rc = SHMS_ESPARSE;
     if (rc)
@@ -97,7 +104,7 @@ static int open_failed(const shms_segment *seg, const shms_expected *expected) {
     errno = why;
     if (foreign && st.st_size == 0 && expected && st.st_uid == expected->allow_uid) /* not yet open to its group */
         return SHMS_ECREATING;
-    return foreign ? SHMS_EFOREIGN : SHMS_ESYS;
+    return foreign ? shms_fail(SHMS_EFOREIGN, FOREIGN, st.st_uid, st.st_mode & 0777) : SHMS_ESYS;
 }
 
 int shms_segment_open(shms_segment *seg, const char *name, int role, const shms_expected *expected) {
@@ -127,15 +134,25 @@ static bool has_options(const shms_segment *seg, const shms_options *options) {
 }
 
 int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
-    static const shms_expected any = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID};
+    static const shms_expected any = SHMS_EXPECTED_DEFAULTS;
     const shms_expected *e = expected ? expected : &any;
     if (!shms_is_unused(e->reserved))
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, SHMS_RESERVED);
     if (e->store != SHMS_ANY_STORE && (uint64_t)e->store != seg->sb->store)
-        return SHMS_EOTHERSTORE;
+        return shms_fail(SHMS_EOTHERSTORE,
+                         "store must be %llu, or SHMS_ANY_STORE, not %lld: begin with SHMS_EXPECTED_DEFAULTS",
+                         (unsigned long long)seg->sb->store, (long long)e->store);
     if (e->n_readers && e->n_readers != seg->layout.n_readers)
-        return SHMS_ERANKS;
-    return e->options && !has_options(seg, e->options) ? SHMS_EOPTIONS : SHMS_OK;
+        return shms_fail(SHMS_ERANKS, "the store has n_readers=%d, not %u: pass that, or 0 for any",
+                         (int)seg->layout.n_readers, e->n_readers);
+    const shms_layout *l = &seg->layout;
+    if (!e->options || has_options(seg, e->options))
+        return SHMS_OK;
+    return shms_fail(
+        SHMS_EOPTIONS,
+        "the store has capacity=%" PRIu64 ", max_object_size=%" PRIu64 ", max_objects=%" PRIu64 ", n_readers=%" PRIu64
+        ", n_writers=%" PRIu64 ", n_groups=%" PRIu64 ", flags=%#" PRIx64 ": ask for these, or create another",
+        l->capacity, l->max_object_size, l->max_objects, l->n_readers, l->n_writers, l->n_groups, l->flags);
 }
 
 void shms_segment_close(shms_segment *seg) {

@@ -32,6 +32,15 @@ struct shms_reader {
     _Atomic uint64_t refs;
 };
 
+/* A view, and what its release needs. Callers see `shown` alone. */
+typedef struct held_view {
+    shms_view shown;
+    uint32_t slot;
+    shms_reader *owner;
+    void *map; /* of _acquire_private, or NULL */
+    uint64_t map_size;
+} held_view;
+
 static int take_rank(struct shms_reader *r) {
     SHMS_STEP("A1");
     int rc = shms_segment_lock(&r->seg, (int)r->rank);
@@ -46,10 +55,10 @@ static int take_rank(struct shms_reader *r) {
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const shms_expected *expected) {
     if (!out)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, SHMS_NO_OUT);
     *out = NULL;
     if (rank >= SHMS_MAX_READERS)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, "rank must be below %d, not %u", SHMS_MAX_READERS, rank);
     struct shms_reader *r = calloc(1, sizeof *r);
     if (!r)
         return SHMS_ENOMEM;
@@ -149,18 +158,19 @@ static int acknowledge(struct shms_reader *r, const shms_ref *ref) {
 }
 
 /* Fills in the view of an object that this call has pinned. */
-static void show(struct shms_reader *r, uint32_t slot, const shms_slot *seen, shms_view *v) {
+static void show(struct shms_reader *r, uint32_t slot, const shms_slot *seen, held_view *v) {
     uint32_t key_len = shms_slot_key_len(seen), meta_len = shms_slot_meta_len(seen);
     const char *at = (const char *)r->seg.all_data + address_of(r, slot, seen);
-    *v = (shms_view){.key = at,
-                     .meta = at + key_len,
-                     .payload = at + shms_payload_at(key_len, meta_len),
-                     .payload_size = shms_slot_payload_size(seen),
-                     .key_len = key_len,
-                     .meta_len = meta_len,
-                     .id = shms_get(&seen->id),
-                     .slot = slot,
-                     .owner = r};
+    v->shown = (shms_view){.key = at,
+                           .meta = at + key_len,
+                           .payload = at + shms_payload_at(key_len, meta_len),
+                           .payload_size = shms_slot_payload_size(seen),
+                           .key_len = key_len,
+                           .meta_len = meta_len,
+                           .id = shms_get(&seen->id)};
+    v->slot = slot;
+    v->owner = r;
+    v->map = NULL;
     atomic_fetch_add(&r->refs, 1);
 }
 
@@ -169,22 +179,23 @@ static void count(const struct shms_reader *r, size_t c) {
 }
 
 /* Puts a mapping of its own in the place of the payload. */
-static int map_private(const struct shms_reader *r, shms_view *v) {
-    if (v->payload_size == 0)
+static int map_private(const struct shms_reader *r, held_view *v) {
+    shms_view *shown = &v->shown;
+    if (shown->payload_size == 0)
         return SHMS_OK;
-    char *at = shms_segment_map_private(&r->seg, v->payload, v->payload_size, &v->map, &v->map_size);
+    char *at = shms_segment_map_private(&r->seg, shown->payload, shown->payload_size, &v->map, &v->map_size);
     if (!at)
         return SHMS_EMAP;
-    v->payload = at;
+    shown->payload = at;
     return SHMS_OK;
 }
 
 static int acquire(shms_reader *r, const uint8_t *packed, bool private, shms_view **out) {
-    shms_view *v;
+    held_view *v;
     shms_ref ref;
     shms_slot seen;
     if (!out)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, SHMS_NO_OUT);
     int rc = enter(r);
     *out = NULL;
     if (rc)
@@ -202,12 +213,12 @@ static int acquire(shms_reader *r, const uint8_t *packed, bool private, shms_vie
     }
     show(r, ref.slot, &seen, v);
     if (private && (rc = map_private(r, v))) {
-        shms_view_release(v);
+        shms_view_release(&v->shown);
         return rc;
     }
     acknowledge(r, &ref);
     count(r, SHMS_R(gets));
-    *out = v;
+    *out = &v->shown;
     return SHMS_OK;
 }
 
@@ -227,13 +238,13 @@ static uint32_t look(const struct shms_reader *r, const char *key, uint32_t key_
 
 int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t *packed, shms_view **out) {
     if (!out)
-        return SHMS_EINVAL;
-    int rc = packed ? shms_key_ok(key, key_len) : SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, SHMS_NO_OUT);
+    int rc = packed ? shms_key_ok(key, key_len) : shms_fail(SHMS_EINVAL, SHMS_NO_REF);
     *out = NULL;
     if (rc || (rc = enter(r)))
         return rc;
     shms_slot seen;
-    shms_view *v = malloc(sizeof *v);
+    held_view *v = malloc(sizeof *v);
     uint32_t slot = v ? look(r, key, key_len, &seen) : SHMS_NONE;
     enum shms_state state = SHMS_FREE;
     if (slot != SHMS_NONE) {
@@ -258,7 +269,7 @@ int shms_reader_find(shms_reader *r, const char *key, uint32_t key_len, uint8_t 
     shms_ref_seal(packed, &ref, r->seg.sb->secret, shms_get(&shms_segment_slot(&r->seg, slot)->secret));
     show(r, slot, &seen, v);
     count(r, SHMS_R(finds));
-    *out = v;
+    *out = &v->shown;
     return SHMS_OK;
 }
 
@@ -272,18 +283,18 @@ int shms_reader_has(shms_reader *r, const char *key, uint32_t key_len) {
     return rc;
 }
 
-int shms_reader_claim(shms_reader *r, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out) {
+int shms_reader_claim_for(shms_reader *r, uint32_t holder, const char *key, uint32_t key_len, shms_claim *out) {
     int rc = enter(r);
     if (rc)
         return rc;
-    rc = shms_claim_take(&r->seg, thread, key, key_len, out);
+    rc = shms_claim_take(&r->seg, holder, key, key_len, out);
     leave(r);
     return rc;
 }
 
 int shms_reader_claimed(shms_reader *r, const char *key, uint32_t key_len) {
-    int rc = enter(r);
-    if (rc)
+    int rc = shms_key_ok(key, key_len);
+    if (rc || (rc = enter(r)))
         return rc;
     rc = shms_claimed(&r->seg, key, key_len);
     leave(r);
@@ -297,7 +308,8 @@ static void unref(struct shms_reader *r) {
     free(r);
 }
 
-void shms_view_release(shms_view *v) {
+void shms_view_release(shms_view *shown) {
+    held_view *v = (held_view *)shown; /* which begins with it */
     if (!v)
         return;
     struct shms_reader *r = v->owner;
@@ -305,7 +317,8 @@ void shms_view_release(shms_view *v) {
         munmap(v->map, v->map_size);
     /* In a forked child, the view and its pin are the parent's. */
     if (!atomic_load_explicit(&r->seg.forked, memory_order_relaxed)) {
-        shms_reader_table_unpin(r->table, &r->seg.layout, v->slot, offset_of(r, v->slot, (const uint8_t *)v->key));
+        shms_reader_table_unpin(r->table, &r->seg.layout, v->slot,
+                                offset_of(r, v->slot, (const uint8_t *)v->shown.key));
         leave(r);
     }
     free(v);
@@ -340,7 +353,7 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
 
 int shms_reader_validate(shms_reader *r, const uint8_t *packed) {
     shms_ref ref;
-    int rc = packed ? enter(r) : SHMS_EINVAL;
+    int rc = packed ? enter(r) : shms_fail(SHMS_EINVAL, SHMS_NO_REF);
     if (rc)
         return rc;
     if (shms_ref_read(&ref, packed, r->seg.sb, &r->seg.layout) == SHMS_OK) {
@@ -355,8 +368,8 @@ int shms_reader_validate(shms_reader *r, const uint8_t *packed) {
     return rc;
 }
 
-int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
-    int rc = enter(r);
+int shms_reader_stats(shms_reader *r, shms_rank_stats *out) {
+    int rc = out ? enter(r) : shms_fail(SHMS_EINVAL, SHMS_NO_OUT);
     if (rc)
         return rc;
     out->live_views = atomic_load(&r->live) - 1;

@@ -67,7 +67,7 @@ bool shms_ref_sealed(const uint8_t *packed, uint64_t store_secret, uint64_t obje
 
 int shms_ref_read(shms_ref *out, const uint8_t *packed, const shms_superblock *sb, const shms_layout *l) {
     if (!packed)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, SHMS_NO_REF);
     shms_ref_unpack(out, packed);
     return out->store == (uint32_t)sb->store && out->slot < shms_all_slots(l) && out->entry < shms_all_leases(l)
                ? SHMS_OK

@@ -6,6 +6,10 @@
 #include <string.h>
 
 #include "batch.h"
+#include "claims.h"
+#include "writer.h"
+
+#define THREADS 1 /* as the holder of all claims: no call waits, so nothing asks which thread has one */
 
 struct shms_uncommitted {
     shms_writer *w;
@@ -81,19 +85,55 @@ static bool is_key(const uint8_t *key, uint32_t len) {
 }
 
 static int begin(shms_writer *w, shms_batch *b, const shms_object *o) {
-    if (!o || !shms_is_unused(o->reserved) || shms_key_ok(o->key, o->key_len) || (!o->meta && o->meta_len) ||
-        !is_key((const uint8_t *)o->key, o->key_len))
+    if (!o || (!o->meta && o->meta_len))
+        return shms_fail(SHMS_EINVAL, "the object or its metadata is NULL: pass their bytes");
+    if (!shms_is_unused(o->reserved))
+        return shms_fail(SHMS_EINVAL, SHMS_RESERVED);
+    if (shms_key_ok(o->key, o->key_len))
         return SHMS_EINVAL;
+    if (!is_key((const uint8_t *)o->key, o->key_len))
+        return shms_fail(SHMS_EINVAL,
+                         "a key must be UTF-8, after 0xFF, a length and a namespace if it begins with 0xFF");
     shms_put put = {.key = o->key,
                     .key_len = o->key_len,
                     .meta = o->meta,
                     .meta_len = o->meta_len,
-                    .payload_size = o->payload_size};
-    return shms_batch_begin(w, b, &put);
+                    .payload_size = o->payload_size,
+                    .group = o->group,
+                    .unleased = o->unleased != 0};
+    int rc = shms_batch_begin(w, b, &put);
+    if (rc == SHMS_ETOOLARGE)
+        return shms_fail(rc, "%llu bytes, with %u of key and %u of metadata, exceed max_object_size, %llu",
+                         (unsigned long long)o->payload_size, o->key_len, o->meta_len,
+                         (unsigned long long)w->seg.layout.max_object_size);
+    return rc;
+}
+
+/* Says who holds what the store lacks. */
+static int refused(shms_writer *w, shms_batch *b, int rc) {
+    shms_refusal *r = &b->refusal;
+    unsigned long long held = 0, others = 0;
+    unsigned awaited = 0;
+    shms_writer_holders(w, r);
+    for (int i = 0; i < SHMS_MAX_READERS; i++) {
+        held += r->held[i];
+        awaited += r->held[i] && r->awaited[i];
+    }
+    for (int i = 0; i < SHMS_MAX_WRITERS; i++)
+        others += r->held_by_writer[i];
+    return shms_fail(
+        rc,
+        "%s; of %llu bytes %llu are in use and %llu reclaimable, at most %llu in one piece; ranks hold %llu, "
+        "other writers %llu, and this one's unfinished puts %llu%s",
+        shms_strerror(rc), (unsigned long long)r->capacity, (unsigned long long)r->used_bytes,
+        (unsigned long long)r->reclaimable, (unsigned long long)r->longest, held, others, (unsigned long long)r->kept,
+        awaited ? "; some of these ranks have never attached: start or retire them, or put unleased" : "");
 }
 
 /* Undoes what has failed, and frees the memory of the batch. */
 static int end(shms_writer *w, shms_batch *b, int rc, uint8_t *ref) {
+    if (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA)
+        refused(w, b, rc);
     if (rc == SHMS_OK) {
         memcpy(ref, b->ref, SHMS_REF_SIZE);
         b->keep = 1;
@@ -104,7 +144,7 @@ static int end(shms_writer *w, shms_batch *b, int rc, uint8_t *ref) {
 
 int shms_writer_put(shms_writer *w, const shms_object *object, const void *payload, uint8_t *ref) {
     shms_batch b = {0};
-    int rc = ref ? begin(w, &b, object) : SHMS_EINVAL;
+    int rc = ref ? begin(w, &b, object) : shms_fail(SHMS_EINVAL, SHMS_NO_REF);
     shms_piece all = {0, rc ? 0 : object->payload_size, (uintptr_t)payload};
     if (rc == SHMS_OK && (rc = shms_batch_copy(w, &b, &all, all.size != 0)) == SHMS_OK)
         rc = shms_batch_commit(w, &b);
@@ -113,7 +153,7 @@ int shms_writer_put(shms_writer *w, const shms_object *object, const void *paylo
 
 int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload, shms_uncommitted **out) {
     if (!payload || !out)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, SHMS_NO_OUT);
     shms_uncommitted *u = calloc(1, sizeof *u);
     *payload = NULL;
     *out = NULL;
@@ -122,7 +162,8 @@ int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload,
     u->w = w;
     int rc = begin(w, &u->batch, object);
     if (rc) {
-        shms_uncommitted_abort(u);
+        end(w, &u->batch, rc, NULL);
+        free(u);
         return rc;
     }
     *payload = u->batch.pending.payload;
@@ -132,8 +173,9 @@ int shms_writer_begin(shms_writer *w, const shms_object *object, char **payload,
 
 int shms_uncommitted_commit(shms_uncommitted *u, uint8_t *ref) {
     if (!u)
-        return SHMS_EINVAL;
-    int rc = end(u->w, &u->batch, ref ? shms_batch_commit(u->w, &u->batch) : SHMS_EINVAL, ref);
+        return shms_fail(SHMS_EINVAL, "the unfinished object is NULL: pass what shms_writer_begin has made");
+    int rc = ref ? shms_batch_commit(u->w, &u->batch) : shms_fail(SHMS_EINVAL, SHMS_NO_REF);
+    rc = end(u->w, &u->batch, rc, ref);
     free(u);
     return rc;
 }
@@ -146,59 +188,41 @@ void shms_uncommitted_abort(shms_uncommitted *u) {
 
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *ref) {
     shms_batch b = {0};
-    return end(w, &b, ref ? shms_batch_hit(w, &b, key, key_len, 0, 0) : SHMS_EINVAL, ref);
+    return end(w, &b, ref ? shms_batch_hit(w, &b, key, key_len, 0, 0) : shms_fail(SHMS_EINVAL, SHMS_NO_REF), ref);
 }
 
-/* A msgpack integer, as short as it can be. */
-static char *pack(char *at, uint64_t n) {
-    if (n < 128) {
-        *at++ = (char)n;
-        return at;
-    }
-    int log = n > UINT32_MAX ? 3 : n > UINT16_MAX ? 2 : n > UINT8_MAX;
-    *at++ = (char)(0xcc + log);
-    for (int shift = 8 << log; shift; shift -= 8)
-        *at++ = (char)(n >> (shift - 8));
-    return at;
+/* Claims by a writer or, if it is NULL, by a reader. */
+static int claim(shms_writer *w, shms_reader *r, const char *key, uint32_t key_len, shms_claim **out) {
+    if (!out)
+        return shms_fail(SHMS_EINVAL, SHMS_NO_OUT);
+    shms_claim *c = NULL;
+    *out = NULL;
+    int rc = shms_key_ok(key, key_len), stored;
+    if (rc)
+        return rc;
+    if (!(c = calloc(1, sizeof *c)))
+        return SHMS_ENOMEM;
+    rc = w ? shms_writer_claim_for(w, THREADS, key, key_len, c) : shms_reader_claim_for(r, THREADS, key, key_len, c);
+    /* it may have been stored since the caller has looked */
+    if (rc == 1 && (stored = w ? shms_writer_has(w, key, key_len) : shms_reader_has(r, key, key_len)))
+        rc = stored < 0 ? stored : SHMS_EEXISTS;
+    if (rc == 1)
+        *out = c;
+    else
+        shms_claim_end(c);
+    return rc;
 }
 
-/* Is it a dtype of torch's, or one of numpy's with its order of bytes? */
-static bool is_dtype(const char *name) {
-    static const char *const torch[] = {
-        "bool",           "int8",
-        "int16",          "int32",
-        "int64",          "uint8",
-        "uint16",         "uint32",
-        "uint64",         "float16",
-        "float32",        "float64",
-        "bfloat16",       "complex32",
-        "complex64",      "complex128",
-        "float8_e4m3fn",  "float8_e4m3fnuz",
-        "float8_e5m2",    "float8_e5m2fnuz",
-        "float8_e8m0fnu", "float4_e2m1fn_x2",
-    };
-    static const char *const numpy[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
-                                        "u4", "u8", "f2", "f4", "f8", "c8", "c16"};
-    bool ordered = *name && strchr("<>|", *name);
-    const char *const *names = ordered ? numpy : torch;
-    size_t n = ordered ? sizeof numpy / sizeof *numpy : sizeof torch / sizeof *torch;
-    for (size_t i = 0; i < n; i++)
-        if (!strcmp(name + ordered, names[i]))
-            return true;
-    return false;
+int shms_writer_claim(shms_writer *w, const char *key, uint32_t key_len, shms_claim **out) {
+    return claim(w, NULL, key, key_len, out);
 }
 
-/* The format is that of shmstore/serde/wire.py: an array of a mark, the dtype, the offset and the dimensions. */
-int shms_tensor_meta(char *out, const char *dtype, const uint64_t *shape, uint32_t n_dims) {
-    if (!out || !dtype || !is_dtype(dtype) || n_dims > SHMS_MAX_DIMS || (!shape && n_dims))
-        return SHMS_EINVAL;
-    size_t len = strlen(dtype);
-    char mark = strchr("<>|", dtype[0]) ? 4 : 3; /* an array, or a tensor */
-    char head[] = {(char)(0x90 + 3 + n_dims), (char)0xc7, 0, mark, (char)(0xa0 + len)};
-    char *at = (char *)memcpy(out, head, sizeof head) + sizeof head;
-    at = (char *)memcpy(at, dtype, len) + len;
-    at = pack(at, 0);
-    for (uint32_t i = 0; i < n_dims; i++)
-        at = pack(at, shape[i]);
-    return (int)(at - out);
+int shms_reader_claim(shms_reader *r, const char *key, uint32_t key_len, shms_claim **out) {
+    return claim(NULL, r, key, key_len, out);
+}
+
+void shms_claim_end(shms_claim *c) {
+    if (c)
+        shms_claim_drop(c);
+    free(c);
 }

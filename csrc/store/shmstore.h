@@ -18,8 +18,9 @@
  * root on. /proc/PID/fd/N is that of a descriptor: what is opened by it is an opening of its own, and the handle needs
  * the descriptor no longer.
  *
- * ERRORS. Functions return 0 or one of the negative codes below; docs/guides/c.md says what to do after which. Only
- * after SHMS_ESYS and SHMS_EMAP is errno that of a failed system call. A call that fails changes nothing in the store,
+ * ERRORS. Functions return 0 or one of the negative codes below; docs/guides/c.md says what to do after which.
+ * shms_strerror has a text for each, and shms_last_error says more about some calls that were refused. Only after
+ * SHMS_ESYS and SHMS_EMAP is errno that of a failed system call. A call that fails changes nothing in the store,
  * sets `*out` and `*payload` to NULL, and leaves the bytes of `ref`. A writer or reader that is NULL counts as closed.
  * Where another argument is NULL, the code is SHMS_EINVAL, but `expected` may be, and so may bytes of length 0.
  *
@@ -125,7 +126,8 @@ typedef struct shms_options {
     uint32_t n_writers;
     /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_CHECKSUMS, and those of the call */
     uint32_t flags;
-    /* of _create: the file's permissions, whatever the umask; 0: 0600. Whoever may read may also write. */
+    /* of _create: the file's permissions, whatever the umask: 0600, 0660, 0606 or 0666; 0: 0600. Whoever shares a
+     * store must read and write it. */
     uint32_t mode;
     /* of _create: 1 + the user group that the file belongs to; 0: as the folder says */
     uint32_t group;
@@ -134,7 +136,8 @@ typedef struct shms_options {
     uint64_t reserved[4];                  /* 0 */
 } shms_options;
 
-/* The store that _attach, _recover and _join accept. NULL: any store of the caller's own. */
+/* The store that _attach, _recover and _join accept. NULL: any store of the caller's own. Begin with
+ * SHMS_EXPECTED_DEFAULTS, since zeros are store 0 of user 0. */
 typedef struct shms_expected {
     int64_t store;               /* its number, or SHMS_ANY_STORE */
     int64_t allow_uid;           /* its owner, whatever the mode; or SHMS_OWN_UID */
@@ -157,12 +160,47 @@ typedef struct shms_view {
     uint64_t payload_size;
     uint32_t key_len;
     uint32_t meta_len;
-    uint64_t id;
-    uint32_t slot; /* private from here */
-    shms_reader *owner;
-    void *map;     /* of _acquire_private, or NULL */
-    uint64_t map_size;
+    uint64_t id; /* of the object; never reused in this store */
 } shms_view;
+
+/* What a writer has had of a tier beyond its host; only Python has tiers. */
+typedef struct shms_tier_figures {
+    uint64_t there; /* 1: the writer has, or had, a tier; 0: it has not, and the others are 0, too */
+    uint64_t hits, hit_bytes, misses, declined, damaged, errors, skipped;
+    uint64_t published, published_bytes, refused, dropped, queued, saved_ns;
+    uint64_t open; /* 1: the circuit is open: the tier has failed, and is not asked for now */
+} shms_tier_figures;
+
+/* What a writer has counted since its store was created. Each field is a word of its table, in this order, and a field
+ * of WriterCounters in shmstore/store/stats.py. A new one needs nothing else; the table has room for 24. */
+typedef struct shms_counters {
+    uint64_t puts, put_bytes, hits, misses; /* put_bytes: payload; hits and misses: of _hit */
+    uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
+    /* puts that would have been hits with that much capacity */
+    uint64_t more_hits_at_4x, more_hits_at_2x, more_hits_at_1_5x;
+    uint64_t remote_hits; /* hits on objects of other writers */
+} shms_counters;
+
+typedef struct shms_stats {
+    uint64_t capacity, max_object_size, max_objects, n_readers;
+    uint64_t objects, used_bytes; /* live objects; ring bytes of these and of unfinished puts */
+    uint64_t next_id, next_lease;
+    uint64_t open_leases, max_leases; /* open_leases: without those that are complete and still have an entry */
+    uint64_t control_bytes, heap_bytes; /* bookkeeping in the segment and in the writer's own memory */
+    shms_tier_figures tier;
+    shms_counters counters; /* the last field: a later version of the interface may count more */
+} shms_stats;
+
+/* What the processes of a rank have counted; ReaderCounters in shmstore/store/stats.py. The table has room for 7. */
+typedef struct shms_reader_counters {
+    uint64_t gets, stale, released; /* references read and refused; leases released without a get */
+    uint64_t finds, find_misses;    /* keys found, and not found */
+} shms_reader_counters;
+
+typedef struct shms_rank_stats {
+    uint64_t live_views;
+    shms_reader_counters counters;
+} shms_rank_stats;
 
 /* Bytes that _create reserves in that folder; 0: options out of range. */
 uint64_t shms_space_needed(const shms_options *options, const char *folder);
@@ -200,7 +238,14 @@ int shms_writer_retire(shms_writer *w, uint32_t rank);
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error */
 /* Deletes the objects whose keys begin with `prefix`; of length 0: all. */
 int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len);
+/* 1: a living process, or a thread of this one, has a claim on that key; 0; or an error. */
+int shms_writer_claimed(shms_writer *w, const char *key, uint32_t key_len);
 int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
+/* Copies each key of this arena that begins with `prefix`: 8 bytes with its object's id, 4 with the key's length, then the
+ * key. *size is the room, and is set to the bytes needed: if they are more, nothing counts, and the call is made again.
+ * Other threads may go on meanwhile: what they store may be missing, and a key that they store again may come twice. */
+int shms_writer_keys(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
+int shms_writer_stats(shms_writer *w, shms_stats *out);
 
 /* ---- a reader ---- */
 
@@ -219,6 +264,8 @@ void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed 
 /* Acknowledges without reading: 1, or 0 if the lease is over. */
 int shms_reader_release(shms_reader *r, const uint8_t *ref);
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
+int shms_reader_claimed(shms_reader *r, const char *key, uint32_t key_len); /* like shms_writer_claimed */
+int shms_reader_stats(shms_reader *r, shms_rank_stats *out);
 /* Ends calls, and no lease waits for it. The rank stays taken while views live. */
 int shms_reader_close(shms_reader *r);
 /* Closes if not closed. The mapping stays until the last view is released. NULL is allowed. */
@@ -229,6 +276,13 @@ void shms_reader_free(shms_reader *r);
 
 const char *shms_version(void); /* SHMSTORE_VERSION of the library */
 const char *shms_strerror(int code); /* what a code means, in a few words */
+/* What was wrong in the last call of this thread that returned SHMS_EINVAL, SHMS_ETOOLARGE, SHMS_EFULL, SHMS_ENOSLOT,
+ * SHMS_ENOLEASE, SHMS_EQUOTA, SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS, what is expected, and what
+ * to do. It stays until the next of them; "" before the first. No other code has such a text. */
+const char *shms_last_error(void);
+
+/* The defaults of shms_expected: any store of the caller's own. shms_expected e = SHMS_EXPECTED_DEFAULTS; e.finds = 1; */
+#define SHMS_EXPECTED_DEFAULTS {SHMS_ANY_STORE, SHMS_OWN_UID, 0, 0, 0, 0, 0, 0, {0}}
 
 /* An object to be stored. A key is 1 to SHMS_MAX_KEY bytes of UTF-8. That of a namespace begins with the byte 0xFF, the
  * bytes of the namespace in one byte, and the namespace, also in UTF-8. Python takes `meta` for what its serializer has
@@ -239,6 +293,8 @@ typedef struct shms_object {
     uint64_t payload_size;
     uint32_t key_len;
     uint32_t meta_len;
+    uint32_t unleased; /* 1: no lease: readers find it by key, no rank is awaited, and it can be evicted at any time */
+    uint32_t group; /* the ranks that the lease waits for: 1 + their group's number; 0: as in _assign_group */
     uint64_t reserved[4]; /* 0 */
 } shms_object;
 
@@ -246,8 +302,9 @@ typedef struct shms_object {
 typedef struct shms_uncommitted shms_uncommitted;
 
 /* Copies key, metadata and payload into the store, and hands the object out: writes SHMS_REF_SIZE bytes to `ref`. Each
- * rank then reads or releases it, or shms_writer_cancel ends the lease. The four refusals are SHMS_EFULL, SHMS_ENOSLOT,
- * SHMS_ENOLEASE and SHMS_EQUOTA: the call succeeds once a reader has released something. */
+ * rank then reads or releases it, or shms_writer_cancel ends the lease. The reference to an `unleased` object has no lease,
+ * like that of shms_reader_find. The four refusals are SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE and SHMS_EQUOTA: the call
+ * succeeds once a reader has released something. */
 int shms_writer_put(shms_writer *w, const shms_object *object, const void *payload, uint8_t *ref);
 /* Copies key and metadata, and takes space for a payload: *payload is where to write it, at a multiple of SHMS_ALIGN.
  * No process can see the object yet. One of the next two calls must follow, before shms_writer_free. */
@@ -258,15 +315,53 @@ void shms_uncommitted_abort(shms_uncommitted *u); /* gives the space back; NULL 
 /* Hands a stored object out once more, also that of another writer. SHMS_ENOTFOUND */
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *ref);
 
-/* Of shms_tensor_meta: the most dimensions, and bytes that are enough for its result. */
+/* The right to make the object of a key, so that of all processes one makes it. It ends with its process. A claim spares
+ * work and guards nothing: two who make the same object store it twice, and both are right.
+ *
+ *     while ((rc = shms_reader_find(r, key, len, ref, &v)) == SHMS_ENOTFOUND) {
+ *         if ((rc = shms_reader_claim(r, key, len, &claim)) == 1) {
+ *             ... make it, and put it ...
+ *             shms_claim_end(claim);
+ *         } else if (rc == 0) {
+ *             usleep(3000); // a living process makes it
+ *         } else if (rc != SHMS_EEXISTS) {
+ *             break;
+ *         }
+ *     }
+ *
+ * A thread that holds a claim must not wait for another, since two could wait for each other. */
+typedef struct shms_claim shms_claim;
+
+/* 1: granted. 0: a living process, or another thread, has it: look for the object again after some milliseconds.
+ * SHMS_EEXISTS: it is stored by now. *out is NULL except after 1. */
+int shms_writer_claim(shms_writer *w, const char *key, uint32_t key_len, shms_claim **out);
+int shms_reader_claim(shms_reader *r, const char *key, uint32_t key_len, shms_claim **out);
+void shms_claim_end(shms_claim *claim); /* lets others make it, and frees `claim`, in any thread; NULL is allowed */
+
+/* Of tensors: the most dimensions, bytes that are enough for the metadata of one, and for the name of its dtype. */
 #define SHMS_MAX_DIMS 12
 #define SHMS_TENSOR_META 160
+#define SHMS_DTYPE_SIZE 24
 
 /* Writes the metadata of an object whose payload is one tensor in C order, and returns its length, or SHMS_EINVAL.
  * `dtype` is a name of torch's, such as "bfloat16", for a torch.Tensor. Or it is one of numpy's for an array of numbers
  * ("<f4", "|u1") or bools ("|b1"). The product of the dimensions and of the bytes of an element must be the payload's
  * size. */
 int shms_tensor_meta(char *out, const char *dtype, const uint64_t *shape, uint32_t n_dims);
+
+/* One tensor or array, in C order. */
+typedef struct shms_tensor {
+    char dtype[SHMS_DTYPE_SIZE]; /* a name as shms_tensor_meta takes it, with a 0 at its end */
+    uint64_t offset, size; /* of its bytes in the payload */
+    uint32_t itemsize; /* bytes of an element */
+    uint32_t n_dims;
+    uint64_t shape[SHMS_MAX_DIMS];
+} shms_tensor;
+
+/* Reads the metadata of an object with a payload of that size. 1: it is one tensor or array, as in *out, and its bytes are
+ * within the payload. 0: it is something else, such as a tree of values, or has a dtype that shms_tensor_meta refuses.
+ * SHMS_ECORRUPT: no such tensor is in such a payload. docs/reference/wire-format.md says what else there may be. */
+int shms_tensor_parse(shms_tensor *out, const char *meta, uint32_t meta_len, uint64_t payload_size);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

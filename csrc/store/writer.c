@@ -129,7 +129,7 @@ typedef struct damage {
 static int start(shms_writer **out, const char *name, const shms_options *options, int arena,
                  const shms_expected *expected, damage *damaged) {
     if (!out)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, SHMS_NO_OUT);
     struct shms_writer *w = calloc(1, sizeof *w);
     *out = NULL;
     if (!w)
@@ -186,7 +186,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
     if (out)
         *out = NULL;
-    return options ? start(out, name, options, 0, NULL, &(damage){0}) : SHMS_EINVAL;
+    return options ? start(out, name, options, 0, NULL, &(damage){0}) : shms_fail(SHMS_EINVAL, SHMS_NO_OPTIONS);
 }
 
 int shms_writer_take(shms_writer **out, const char *name, int arena, const shms_expected *expected) {
@@ -233,7 +233,7 @@ static int end(struct shms_writer *w, int unlinks, bool stays) {
 
 int shms_writer_close(shms_writer *w, int unlink) {
     if (unlink < SHMS_AS_IT_WAS || unlink > 1)
-        return SHMS_EINVAL;
+        return shms_fail(SHMS_EINVAL, "unlink must be 1, 0, SHMS_AS_RECORDED or SHMS_AS_IT_WAS, not %d", unlink);
     return end(w, unlink == SHMS_AS_IT_WAS ? 0 : unlink, unlink == 0);
 }
 
@@ -271,17 +271,17 @@ uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
 
 const char *shms_writer_path(const shms_writer *w) { return w->seg.path; }
 
-int shms_writer_claim(shms_writer *w, uint32_t thread, const char *key, uint32_t key_len, shms_claim *out) {
+int shms_writer_claim_for(shms_writer *w, uint32_t holder, const char *key, uint32_t key_len, shms_claim *out) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
     shms_writer_leave(w, SHMS_OK);
-    return shms_claim_take(&w->seg, thread, key, key_len, out);
+    return shms_claim_take(&w->seg, holder, key, key_len, out);
 }
 
 int shms_writer_claimed(shms_writer *w, const char *key, uint32_t key_len) {
-    int rc = shms_writer_enter(w);
-    if (rc)
+    int rc = shms_key_ok(key, key_len);
+    if (rc || (rc = shms_writer_enter(w)))
         return rc;
     shms_writer_leave(w, SHMS_OK);
     return shms_claimed(&w->seg, key, key_len);
@@ -297,7 +297,7 @@ uint64_t shms_writer_options(shms_writer *w, shms_options *out, uint64_t *place)
 }
 
 int shms_writer_stats(shms_writer *w, shms_stats *out) {
-    int rc = shms_writer_enter_to_list(w);
+    int rc = out ? shms_writer_enter_to_list(w) : shms_fail(SHMS_EINVAL, SHMS_NO_OUT);
     if (rc)
         return rc;
     uint64_t open = shms_reclaim_open(w);

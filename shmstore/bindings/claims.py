@@ -7,7 +7,7 @@ from typing import Any
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.handles import require
 
-_end = lib.shms_claim_end
+_end = lib.shms_claim_drop
 _CLAIM = ffi.typeof("shms_claim *")
 
 

@@ -227,7 +227,7 @@ class Writer:
 
     def claims(self) -> Claims:
         """Open the claims of this process in the store."""
-        return Claims(lib.shms_writer_claim, lib.shms_writer_claimed, self._w)
+        return Claims(lib.shms_writer_claim_for, lib.shms_writer_claimed, self._w)
 
     def batch(self) -> Batch:
         """Return an empty batch: the spare one, or a new one if another thread or a signal handler has it."""
@@ -312,7 +312,7 @@ class Writer:
         """Return the keys that begin with `prefix`, oldest object first, each with its namespace or None."""
         size, room = _new(_SIZE), 0
         out = _new(_BYTES, room)
-        while require(lib.shms_writer_stored(self._w, prefix, len(prefix), out, size)) or size[0] > room:
+        while require(lib.shms_writer_keys(self._w, prefix, len(prefix), out, size)) or size[0] > room:
             room = size[0] = size[0] + size[0] // 8  # other threads may store more meanwhile
             out = _new(_BYTES, room)
         packed, found, at = _buffer(out, size[0])[:], [], 0
@@ -438,7 +438,7 @@ class Reader:
 
     def claims(self) -> Claims:
         """Open the claims of this process in the store."""
-        return Claims(lib.shms_reader_claim, lib.shms_reader_claimed, self._r)
+        return Claims(lib.shms_reader_claim_for, lib.shms_reader_claimed, self._r)
 
     def named(self) -> bool:
         """Return whether the name still names this segment."""
@@ -462,5 +462,5 @@ class Reader:
         return require(lib.shms_reader_validate(self._r, packed)) == 1
 
     def stats(self) -> dict[str, int]:
-        """Return the fields of shms_reader_stats."""
-        return words_of(_filled_record("shms_reader_stats", lib.shms_reader_stats_get, self._r))
+        """Return the fields of shms_rank_stats."""
+        return words_of(_filled_record("shms_rank_stats", lib.shms_reader_stats, self._r))

@@ -224,7 +224,7 @@ TEST(dropped_objects_are_found_however_far_the_owner_is_behind) {
 static void count(shms_writer *w) { CHECK_EQ(0, shms_writer_count(w)); }
 static void list(shms_writer *w) {
     uint64_t size = 0;
-    CHECK_EQ(SHMS_OK, shms_writer_stored(w, "", 0, NULL, &size));
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, "", 0, NULL, &size));
     CHECK_EQ(0, size);
 }
 static void ask_stats(shms_writer *w) { CHECK_EQ(SHMS_OK, shms_writer_stats(w, &(shms_stats){0})); }

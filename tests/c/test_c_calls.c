@@ -122,9 +122,9 @@ TEST(an_address_is_told_of_each_arena_and_the_bytes_of_each_protected_object) {
 
 TEST(a_closed_reader_and_writer_grant_no_claim) {
     shms_claim claim;
-    CHECK_EQ(SHMS_ECLOSED, shms_reader_claim(NULL, 1, "k", 1, &claim));
+    CHECK_EQ(SHMS_ECLOSED, shms_reader_claim_for(NULL, 1, "k", 1, &claim));
     CHECK_EQ(SHMS_ECLOSED, shms_reader_claimed(NULL, "k", 1));
-    CHECK_EQ(SHMS_ECLOSED, shms_writer_claim(NULL, 1, "k", 1, &claim));
+    CHECK_EQ(SHMS_ECLOSED, shms_writer_claim_for(NULL, 1, "k", 1, &claim));
     CHECK_EQ(SHMS_ECLOSED, shms_writer_claimed(NULL, "k", 1));
 }
 

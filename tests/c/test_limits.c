@@ -223,19 +223,19 @@ static int hold(void) {
 static int list(void) {
     uint8_t out[256];
     uint64_t size = sizeof out;
-    int rc = shms_writer_stored(mine, "", 0, out, &size);
+    int rc = shms_writer_keys(mine, "", 0, out, &size);
     CHECK(rc || size == 8 + 4 + 3);
     return rc;
 }
 /* Without its byte, a claim is granted all the same. */
 static int claim_key(void) {
-    CHECK_EQ(1, shms_writer_claim(mine, 7, "new", 3, &claim));
+    CHECK_EQ(1, shms_writer_claim_for(mine, 7, "new", 3, &claim));
     CHECK_EQ(0, shms_writer_claimed(mine, "other", 5));
     return SHMS_OK;
 }
 static int end_claim(void) {
-    shms_claim_end(&claim);
-    shms_claim_end(&claim);
+    shms_claim_drop(&claim);
+    shms_claim_drop(&claim);
     CHECK_EQ(0, shms_claims_of(7));
     return SHMS_OK;
 }
@@ -484,7 +484,7 @@ static void fork_there(const char *label) {
         CHECK(!theirs || SHMS_EFORKED == shms_writer_has(theirs, "key", 3));
         CHECK(!reader || SHMS_EFORKED == shms_reader_has(reader, "key", 3));
         shms_claim another;
-        CHECK_EQ(SHMS_EFORKED, shms_writer_claim(mine, 7, "another", 7, &another));
+        CHECK_EQ(SHMS_EFORKED, shms_writer_claim_for(mine, 7, "another", 7, &another));
         CHECK_EQ(SHMS_EFORKED, shms_writer_claimed(mine, "new", 3));
         end_claim();
         shms_segment seg;

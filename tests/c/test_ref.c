@@ -83,8 +83,8 @@ TEST(no_bit_of_a_reference_can_be_changed) {
         rc = shms_writer_cancel(w, forged);
         CHECK(rc == 0 || rc == SHMS_ESTALE);
     }
-    shms_reader_stats stats;
-    CHECK_EQ(SHMS_OK, shms_reader_stats_get(r, &stats));
+    shms_rank_stats stats;
+    CHECK_EQ(SHMS_OK, shms_reader_stats(r, &stats));
     CHECK_EQ(8 * SHMS_REF_SIZE, stats.counters.stale);
     CHECK_EQ(0, stats.counters.gets);
     CHECK_EQ(0, stats.live_views);

@@ -234,7 +234,7 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_count(h));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stats(h, &stats));
         CHECK_EQ(SHMS_ECLOSED, verb_unprotect(h, "k", 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_stored(h, "", 0, NULL, &size));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_keys(h, "", 0, NULL, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_holders(h, &(shms_refusal){0}));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_equals(h, ref, "", 0, 0, NULL, 0));
         CHECK_EQ(SHMS_EINVAL, shms_writer_equals(h, ref, "", 0, 0, &(shms_piece){.size = 1}, 1));
@@ -242,11 +242,11 @@ TEST(every_call_on_a_closed_handle_returns_eclosed) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_clear_tier(h, 9));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_tier_cleared(h, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_valid(h));
-        shms_reader_stats s;
+        shms_rank_stats s;
         CHECK(view_of(readers[i], ref) == NULL && errno == -SHMS_ECLOSED);
         CHECK_EQ(SHMS_ECLOSED, shms_reader_release(readers[i], ref));
         CHECK_EQ(SHMS_ECLOSED, shms_reader_validate(readers[i], ref));
-        CHECK_EQ(SHMS_ECLOSED, shms_reader_stats_get(readers[i], &s));
+        CHECK_EQ(SHMS_ECLOSED, shms_reader_stats(readers[i], &s));
         CHECK_EQ(SHMS_OK, shms_reader_close(readers[i]));
         CHECK_EQ(SHMS_OK, shms_writer_close(h, 1));
         shms_options o;

@@ -167,7 +167,7 @@ TEST(a_list_of_keys_lets_others_in) {
     uint64_t size = sizeof keys;
     setup(false);
     turns = 0;
-    CHECK_EQ(SHMS_OK, shms_writer_stored(w, "", 0, keys, &size));
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, "", 0, keys, &size));
     CHECK(size > N * 14 && size <= sizeof keys && turns >= N / 64);
     end();
 }
@@ -301,7 +301,7 @@ static int64_t end_all_leases(void) { return shms_writer_cancel_all(w) < ALL ? S
 static int64_t count_all(void) { return shms_writer_count(w); }
 static int64_t count_open(void) { return shms_writer_stats(w, &(shms_stats){0}); }
 static int64_t ask_holders(void) { return shms_writer_holders(w, &(shms_refusal){0}); }
-static int64_t list_all(void) { return shms_writer_stored(w, "", 0, NULL, &(uint64_t){0}); }
+static int64_t list_all(void) { return shms_writer_keys(w, "", 0, NULL, &(uint64_t){0}); }
 static int64_t unprotect_all(void) {
     uint32_t before = w->n_deleted_but_protected;
     shms_batch_drop(w, &b);

@@ -165,7 +165,7 @@ static void inspect(void) {
 
 static void read_all(uint32_t rank, bool finds) {
     shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .finds = finds};
-    shms_reader_stats stats;
+    shms_rank_stats stats;
     shms_reader *r;
     shms_view *v;
     uint8_t found[SHMS_REF_SIZE];
@@ -191,7 +191,7 @@ static void read_all(uint32_t rank, bool finds) {
             shms_view_release(v);
         }
     }
-    shms_reader_stats_get(r, &stats);
+    shms_reader_stats(r, &stats);
     shms_reader_free(r);
 }
 
@@ -215,7 +215,7 @@ static void write_all(int arena, bool end_leases) {
     if ((arena < 0 ? shms_writer_recover(&w, name, &e) : shms_writer_join(&w, name, arena, &e)) != SHMS_OK)
         return;
     uint64_t size = sizeof log;
-    shms_writer_stored(w, "", 0, log, &size);
+    shms_writer_keys(w, "", 0, log, &size);
     shms_writer_kinds(w, kinds);
     for (int i = 0; i < REFS; i++) {
         uint64_t room = sizeof log;

@@ -20,7 +20,7 @@ static bool claimed(uint64_t key) {
 /* The system never refuses to unlock a byte. */
 static void end(shms_claim *c) {
     alone(true);
-    shms_claim_end(c);
+    shms_claim_drop(c);
     alone(false);
 }
 void end_claims(actor *me) {
@@ -30,7 +30,8 @@ void end_claims(actor *me) {
 
 static int take(actor *me, const char *key, shms_claim *out) {
     uint32_t thread = (uint32_t)current + 1;
-    return me->w ? shms_writer_claim(me->w, thread, key, 1, out) : shms_reader_claim(me->r, thread, key, 1, out);
+    return me->w ? shms_writer_claim_for(me->w, thread, key, 1, out)
+                 : shms_reader_claim_for(me->r, thread, key, 1, out);
 }
 
 void claim_once(actor *me) {

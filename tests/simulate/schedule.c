@@ -120,7 +120,7 @@ static void die(int number) {
         rank_forgets(number - WRITERS);
     close_all_of(number);
     for (uint64_t k = 0; k < KEYS; k++)
-        shms_claim_end(&a->claims[k]);
+        shms_claim_drop(&a->claims[k]);
     weak_free_all_of(number);
 }
 
