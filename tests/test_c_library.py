@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from shmstore import MsgpackSerde, ObjectRef, ObjectStoreReader, ObjectStoreWriter
+from shmstore import CorruptStoreError, MsgpackSerde, ObjectRef, ObjectStoreReader, ObjectStoreWriter
 from shmstore.config import flags
 from tests.support import SHM
 
 ROOT = Path(__file__).parents[1]
 PRODUCER = ROOT / "examples" / "c" / "producer.c"
 GUIDE = ROOT / "docs" / "guides" / "c.md"
+WIRE = ROOT / "tests" / "data" / "wire.txt"
 STRICT = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 (INCLUDE,) = flags(cflags=True)
 HEADER = Path(INCLUDE.removeprefix("-I"), "shmstore.h")
@@ -71,24 +72,59 @@ def test_a_producer_in_c_puts_what_a_reader_in_python_gets(how: list[str], tmp_p
             np.testing.assert_array_equal(expected, reader.get(ref), strict=True)
 
 
+def built(folder: Path, fragment: str, main: str) -> Path:
+    """Return a program made of a fragment of the guide and its main."""
+    text = GUIDE.read_text(encoding="utf-8")
+    block = re.search(rf"^```c title=\"Fragment: {fragment}.+?\n(.+?)^```", text, re.M | re.S)
+    assert block
+    source, program = folder / "program.c", folder / "program"
+    source.write_text(block[1] + main)
+    run("cc", "-std=gnu11", *STRICT, source, *told("--cflags", "--libs"), "-o", program)
+    return program
+
+
+@compiles
+def test_of_two_programs_of_the_guide_one_makes_the_object(tmp_path: Path, name: str) -> None:
+    main = """
+#include <stdio.h>
+#include <stdlib.h>
+int main(int n, char **given) {
+    shms_expected finds = SHMS_EXPECTED_DEFAULTS;
+    shms_object o = {.key = "k", .key_len = 1, .payload_size = 5, .unleased = 1};
+    shms_writer *w;
+    shms_reader *r = NULL;
+    shms_view *v = NULL;
+    finds.finds = 1;
+    int rc = n == 3 ? shms_writer_join(&w, given[1], SHMS_ANY_ARENA, &finds) : 99;
+    if (rc == SHMS_OK && (rc = shms_reader_attach(&r, given[1], (uint32_t)atoi(given[2]), &finds)) == SHMS_OK)
+        rc = find_or_make(w, r, &o, "bytes", &v);
+    if (rc == SHMS_OK)
+        printf("%.5s %llu\\n", v->payload, (unsigned long long)v->id);
+    return -rc;
+}
+"""
+    program = built(tmp_path, "one makes", main)
+    with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=2, n_writers=3):
+        both = [subprocess.Popen([program, name, str(rank)], stdout=subprocess.PIPE) for rank in range(2)]
+        (first, second) = [process.communicate(timeout=60)[0] for process in both]
+    assert first == second
+    assert first.startswith(b"bytes ")
+    assert [0, 0] == [process.returncode for process in both]
+
+
 @compiles
 def test_the_reader_of_the_guide_reads_what_was_put(tmp_path: Path, name: str) -> None:
-    block = re.search(r"^```c title=\"Fragment: a reader.+?\n(.+?)^```", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
-    assert block
-    source = tmp_path / "reader.c"
     main = """
 int main(int n, char **given) {
     uint8_t ref[SHMS_REF_SIZE];
     return n == 2 && fread(ref, sizeof ref, 1, stdin) == 1 ? -show(given[1], ref) : 99;
 }
 """
-    source.write_text(block[1] + main)
-    program = tmp_path / "reader"
-    run("cc", "-std=c11", *STRICT, source, *told("--cflags", "--libs"), "-o", program)
+    program = built(tmp_path, "a reader", main)
     with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1) as writer:
         ref = writer.put("cat.jpg", np.zeros(16, np.float32)).to_bytes()
         first = subprocess.run([program, name], input=ref, capture_output=True, check=False)
-        assert (0, b"cat.jpg: 64 bytes\n") == (first.returncode, first.stdout)
+        assert (0, b"cat.jpg: 64 bytes, <f4 of 16\n") == (first.returncode, first.stdout)
         writer.delete("cat.jpg")
         assert 9 == subprocess.run([program, name], input=ref, capture_output=True, check=False).returncode, "ESTALE"
 
@@ -167,6 +203,25 @@ def test_the_metadata_of_a_tensor_is_that_of_the_serializer(dtype: str, shape: S
     else:
         template = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
     assert serde.layout(template).meta == out.raw[:length]
+
+
+@pytest.mark.parametrize("line", [line for line in WIRE.read_text().splitlines() if line[0] != "#"])
+def test_python_reads_and_writes_the_metadata_that_c_reads(line: str) -> None:
+    packed, size, kind, *what = line.split(" ", 3)
+    meta, payload, serde = bytes.fromhex(packed), bytearray(min(int(size), 1 << 20)), MsgpackSerde()
+    if kind == "corrupt":
+        with pytest.raises(CorruptStoreError):
+            serde.decode(meta, payload)
+        return
+    value = serde.decode(meta, payload)
+    assert meta == serde.encode(value).meta
+    if kind == "value":
+        assert what == [repr(value)]
+    elif kind != "other":
+        dtype, _, nbytes, *shape = what[0].split()
+        assert isinstance(value, {"tensor": torch.Tensor, "array": np.ndarray}[kind])
+        assert (dtype, int(nbytes)) == (str(getattr(value.dtype, "str", value.dtype)).removeprefix("torch."), value.nbytes)
+        assert [*value.shape] == [*map(int, shape)]
 
 
 def test_the_dtypes_of_numbers_are_taken_and_no_others() -> None:

@@ -27,7 +27,7 @@
 
 #include "file.h"
 
-#define NAME "a name must have 1 to %d bytes, not be . or .., and have a slash only as a path from the root, not %.*s"
+#define NAME "a name must have 1 to %d bytes, not be . or .., and have a slash only as a path from the root, not %.40s"
 
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static shms_segment *open_segments;
@@ -40,7 +40,7 @@ int shms_segment_name(shms_segment *seg, const char *name) {
     const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
     size_t n = strlen(last);
     if (n == 0 || n > SHMS_MAX_NAME || !strcmp(last, ".") || !strcmp(last, "..") || (slash && *name != '/'))
-        return shms_fail(SHMS_EINVAL, NAME, SHMS_MAX_NAME, (int)(n < 40 ? n : 40), last);
+        return shms_fail(SHMS_EINVAL, NAME, SHMS_MAX_NAME, name);
     int size = snprintf(seg->path, sizeof seg->path, "%s%s", slash ? "" : "/dev/shm/", name);
     return size < (int)sizeof seg->path
                ? SHMS_OK

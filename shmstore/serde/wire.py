@@ -1,4 +1,4 @@
-"""The wire format of `MsgpackSerde`: the part that encoding and decoding share.
+"""The wire format of `MsgpackSerde`: the part that encoding and decoding share; docs/reference/wire-format.md.
 
 meta is one msgpack value. str, bytes, None, bool, float and ints of up to 64 bits are themselves. A list is an array,
 and a dict is a map in its order. All other values are arrays whose first item is a *mark*: an ext value without data,

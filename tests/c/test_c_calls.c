@@ -144,6 +144,210 @@ TEST(the_last_moment_that_any_writer_has_told_holds_for_all) {
     end();
 }
 
+TEST(an_unleased_object_is_found_and_awaited_by_no_rank) {
+    open_store("unleased", (shms_options){.capacity = 1024, .n_readers = 2}, 1);
+    shms_view *v;
+    for (int i = 0; i < 8; i++) { /* rank 1 never attaches */
+        shms_object o = object_of(key_of("k", (uint64_t)i), sizeof payload);
+        o.unleased = 1;
+        if (i % 2) {
+            CHECK_EQ(SHMS_OK, shms_writer_begin(w, &o, &place, &u));
+            memcpy(place, payload, sizeof payload);
+            CHECK_EQ(SHMS_OK, shms_uncommitted_commit(u, ref));
+        } else {
+            CHECK_EQ(SHMS_OK, shms_writer_put(w, &o, payload, ref));
+        }
+        uint8_t found[SHMS_REF_SIZE];
+        CHECK_EQ(SHMS_OK, shms_reader_find(readers[0], o.key, o.key_len, found, &v));
+        shms_view_release(v);
+        CHECK(memcmp(found, ref, sizeof ref) == 0 && shows(ref, sizeof payload));
+        CHECK_EQ(0, shms_writer_cancel(w, ref));
+    }
+    shms_stats stats;
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
+    CHECK(stats.open_leases == 0 && stats.counters.puts == 8 && stats.counters.evictions > 0);
+    shms_rank_stats of_rank;
+    CHECK_EQ(SHMS_OK, shms_reader_stats(readers[0], &of_rank));
+    CHECK(of_rank.live_views == 0 && of_rank.counters.finds == 8);
+    shms_object o = object_of("leased", 900), other = object_of("k", 900);
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, &o, (char[900]){0}, ref));
+    CHECK_EQ(SHMS_EFULL, shms_writer_put(w, &other, (char[900]){0}, ref));
+    CHECK(strstr(shms_last_error(), "have never attached"));
+    end();
+}
+
+TEST(a_put_for_a_group_waits_for_its_ranks_only) {
+    open_store("group", (shms_options){.capacity = 1024, .n_readers = 2, .n_groups = 2, .group_sizes = {1, 1}}, 2);
+    shms_object o = object_of("k", 900);
+    for (o.group = 1; o.group <= 2; o.group++, o.key = "l") {
+        CHECK_EQ(SHMS_OK, shms_writer_put(w, &o, (char[900]){0}, ref));
+        CHECK_EQ(1, shms_reader_release(readers[o.group - 1], ref));
+    }
+    CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, &o, payload, ref));
+    CHECK(strstr(shms_last_error(), "n_groups, 2, not 3"));
+    end();
+}
+
+TEST(one_of_all_makes_an_object_and_the_others_find_it) {
+    shms_claim *claim, *other = (shms_claim *)payload;
+    begin();
+    CHECK_EQ(1, shms_writer_claim(w, "k", 1, &claim));
+    CHECK_EQ(0, shms_reader_claim(readers[0], "k", 1, &other));
+    CHECK(!other && shms_reader_claimed(readers[0], "k", 1) == 1 && shms_writer_claimed(w, "other", 5) == 0);
+    shms_claim_end(claim);
+    CHECK_EQ(1, shms_reader_claim(readers[0], "k", 1, &claim));
+    shms_object o = object_of("k", 1);
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, &o, payload, ref)); /* without a claim: they guard nothing */
+    shms_claim_end(claim);
+    CHECK_EQ(SHMS_EEXISTS, shms_reader_claim(readers[0], "k", 1, &claim));
+    CHECK_EQ(SHMS_EEXISTS, shms_writer_claim(w, "k", 1, &claim));
+    CHECK(!claim && shms_reader_claimed(readers[0], "k", 1) == 0);
+    shms_claim_end(NULL);
+    end();
+}
+
+/* What shmstore.h says: a program can list the keys without asking for their number. */
+TEST(the_keys_are_listed_by_their_prefix) {
+    begin();
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key_of(i ? "a" : "b", (uint64_t)i), 8, 1, NULL));
+    uint8_t list[2 * (12 + 2)];
+    uint64_t size = 0, id;
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, "a", 1, NULL, &size));
+    CHECK_EQ(sizeof list, size);
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, "a", 1, list, &size));
+    memcpy(&id, list + 14, sizeof id);
+    CHECK(id == 3 && list[8] == 2 && !memcmp(list + 12, "a1", 2) && !memcmp(list + 26, "a2", 2));
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, NULL, 0, NULL, &(uint64_t){0}));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_keys(w, NULL, 1, list, &size));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_keys(w, NULL, 0, NULL, &size));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_keys(w, NULL, 0, list, NULL));
+    end();
+}
+
+/* tests/data/wire.txt, which the tests of Python read, too */
+TEST(the_metadata_of_a_tensor_is_read_and_written_as_python_does) {
+    static char line[512], meta[256], again[SHMS_TENSOR_META];
+    FILE *f = fopen("../data/wire.txt", "r");
+    CHECK(f);
+    int seen[3] = {0};
+    while (fgets(line, sizeof line, f)) {
+        unsigned long long size, value;
+        char kind[16], dtype[SHMS_DTYPE_SIZE] = "";
+        uint32_t len = 0, n_dims = 0;
+        int at, more;
+        if (*line == '#')
+            continue;
+        for (unsigned byte; sscanf(line + 2 * len, "%2x", &byte) == 1 && line[2 * len] != ' '; len++)
+            meta[len] = (char)byte;
+        CHECK_EQ(2, sscanf(line + 2 * len, "%llu %15s%n", &size, kind, &at));
+        shms_tensor t;
+        bool leaf = !strcmp(kind, "tensor") || !strcmp(kind, "array"), corrupt = !strcmp(kind, "corrupt");
+        CHECK_EQ(leaf ? 1 : corrupt ? SHMS_ECORRUPT : 0, shms_tensor_parse(&t, meta, len, size));
+        seen[leaf ? 0 : corrupt ? 1 : 2]++;
+        for (uint32_t cut = 0; !corrupt && cut < len; cut++)
+            CHECK(shms_tensor_parse(&t, meta, cut, size) != 1);
+        if (!leaf)
+            continue;
+        CHECK_EQ(1, shms_tensor_parse(&t, meta, len, size));
+        char *next = line + 2 * len + at;
+        unsigned long long offset, bytes;
+        CHECK_EQ(3, sscanf(next, "%23s %llu %llu%n", dtype, &offset, &bytes, &more));
+        CHECK(!strcmp(dtype, t.dtype) && t.offset == offset && t.size == bytes && bytes % t.itemsize == 0);
+        for (next += more; sscanf(next, "%llu%n", &value, &more) == 1; next += more)
+            CHECK_EQ(value, t.shape[n_dims++]);
+        CHECK_EQ(n_dims, t.n_dims);
+        CHECK_EQ(len, shms_tensor_meta(again, t.dtype, t.shape, t.n_dims));
+        CHECK(memcmp(meta, again, len) == 0);
+    }
+    fclose(f);
+    CHECK(seen[0] > 10 && seen[1] > 5 && seen[2] > 20);
+    CHECK_EQ(0, shms_tensor_parse(&(shms_tensor){0}, NULL, 0, 0));
+    CHECK_EQ(SHMS_EINVAL, shms_tensor_parse(&(shms_tensor){0}, NULL, 1, 0));
+    CHECK_EQ(SHMS_EINVAL, shms_tensor_parse(NULL, meta, 1, 0));
+}
+
+static void *text_of_this_thread(void *unused) {
+    (void)unused;
+    return *shms_last_error() ? payload : NULL;
+}
+
+#define SAYS(code, part, call)                                                                                         \
+    do {                                                                                                               \
+        CHECK_EQ(code, call);                                                                                          \
+        CHECK(strstr(shms_last_error(), part));                                                                        \
+    } while (0)
+
+TEST(the_last_error_of_a_thread_says_what_was_wrong_and_what_is_expected) {
+    begin();
+    shms_reader *r;
+    shms_writer *made;
+    shms_claim *claim;
+    const struct {
+        shms_options options;
+        const char *says;
+    } wrong[] = {
+        {{.n_readers = 1}, "capacity must be from 1 to 281474976710656, not 0"},
+        {{.capacity = 1024, .n_readers = 300}, "n_readers must be from 1 to 256, not 300"},
+        {{.capacity = 1024, .n_readers = 1, .max_object_size = 2000},
+         "max_object_size must be from 0 to 1024, not 2000"},
+        {{.capacity = 1024, .n_readers = 1, .mode = 0777}, "mode must be 0600, 0660, 0606 or 0666, not 0777"},
+        {{.capacity = 1024, .n_readers = 1, .mode = 0400}, "not 0400"},
+        {{.capacity = 1024, .n_readers = 1, .flags = 4}, "flags must be those of the header, not 0x4"},
+        {{.capacity = 1024, .n_readers = 2, .n_groups = 1, .group_sizes = {1}}, "together n_readers, 2"},
+        {{.capacity = 1024, .n_readers = 1, .n_writers = 64, .max_objects = 1 << 20}, "at most 16777216, not 67108864"},
+        {{.capacity = SHMS_MAX_CAPACITY, .n_readers = 1, .n_writers = 2, .max_objects = 8}, "at most 2^48 bytes"},
+        {{.capacity = 1024, .n_readers = 1, .reserved = {1}}, "`reserved` must be 0"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        SAYS(SHMS_EINVAL, wrong[i].says, shms_writer_create(&made, store_name("wrong"), &wrong[i].options));
+    SAYS(SHMS_EINVAL, "not a/b", shms_writer_create(&made, "a/b", &wrong[0].options));
+    SAYS(SHMS_EINVAL, "NULL", shms_writer_create(&made, NULL, &wrong[0].options));
+    SAYS(SHMS_EINVAL, "NULL", shms_writer_create(&made, name, NULL));
+
+    const shms_options asked = {.capacity = 2048, .n_readers = 1};
+    shms_expected e = SHMS_EXPECTED_DEFAULTS;
+    SAYS(SHMS_EINVAL, "rank must be below n_readers, 1, not 1", shms_reader_attach(&r, name, 1, &e));
+    SAYS(SHMS_EINVAL, "rank must be below 256, not 256", shms_reader_attach(&r, name, 256, &e));
+    SAYS(SHMS_EINVAL, "arena must be below n_writers, 1,", shms_writer_join(&made, name, 7, &e));
+    e.n_readers = 3;
+    SAYS(SHMS_ERANKS, "n_readers=1, not 3", shms_reader_attach(&r, name, 0, &e));
+    e.store = 7;
+    SAYS(SHMS_EOTHERSTORE, "not 7: begin with SHMS_EXPECTED_DEFAULTS", shms_reader_attach(&r, name, 0, &e));
+    e = (shms_expected){.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &asked};
+    SAYS(SHMS_EOPTIONS, "capacity=1024,", shms_reader_attach(&r, name, 0, &e));
+    e.allow_uid = getuid() + 1;
+    SAYS(SHMS_EFOREIGN, "has mode 0600", shms_reader_attach(&r, name, 0, &e));
+
+    shms_object o = object_of("k", 2000), none = {0};
+    SAYS(SHMS_ETOOLARGE, "2000 bytes, with 1 of key and 1 of metadata, exceed", shms_writer_put(w, &o, payload, ref));
+    SAYS(SHMS_EINVAL, "not 0", shms_writer_put(w, &none, payload, ref));
+    SAYS(SHMS_EINVAL, "NULL", shms_writer_put(w, NULL, payload, ref));
+    o = object_of("\xff", 1);
+    SAYS(SHMS_EINVAL, "UTF-8", shms_writer_put(w, &o, payload, ref));
+    o = object_of("k", 900);
+    SAYS(SHMS_EINVAL, "payload", shms_writer_put(w, &o, NULL, ref));
+    SAYS(SHMS_EINVAL, "SHMS_REF_SIZE", shms_writer_put(w, &o, payload, NULL));
+    CHECK_EQ(SHMS_OK, put_marked(w, "held", 900, 1, ref));
+    SAYS(SHMS_EFULL, "in use and 0 reclaimable, at most 0 in one piece; ranks hold 1024",
+         shms_writer_put(w, &o, payload, ref));
+    SAYS(SHMS_EFULL, "ranks hold 1024", shms_writer_begin(w, &o, &place, &u));
+    detach(0);
+    SAYS(SHMS_EINVAL, "group must be 0, or 1 + a number below n_groups, 1, not 9", shms_writer_assign_group(w, ref, 9));
+    SAYS(SHMS_EINVAL, "rank must be below n_readers, 1, not 9", shms_writer_retire(w, 9));
+    SAYS(SHMS_EINVAL, "unlink must be", shms_writer_close(w, 2));
+    SAYS(SHMS_EINVAL, "at most 12, not 13", shms_tensor_meta(payload, "int8", (uint64_t[13]){0}, 13));
+    SAYS(SHMS_EINVAL, "not double", shms_tensor_meta(payload, "double", NULL, 0));
+    SAYS(SHMS_EINVAL, "65536 bytes, not 0", shms_writer_claim(w, "", 0, &claim));
+
+    pthread_t other;
+    void *there = payload;
+    CHECK_EQ(0, pthread_create(&other, NULL, text_of_this_thread, NULL));
+    CHECK_EQ(0, pthread_join(other, &there));
+    CHECK(there == NULL && *shms_last_error());
+    end();
+}
+
 TEST(a_code_has_a_text_and_the_library_a_version) {
     CHECK(!strcmp(SHMSTORE_VERSION, shms_version()));
     CHECK(!strcmp("done", shms_strerror(SHMS_OK)));
