@@ -192,7 +192,10 @@ class StoreFullError(ShmStoreError, MemoryError):
     """
 
     default_message = "the store is full"
-    default_hint = "release references, cancel the leases of aborted requests, or create the store with more capacity"
+    default_hint = (
+        "release references, cancel the leases of aborted requests and those that are held, put with lease=False what "
+        "readers find by key, or create the store with more capacity"
+    )
 
     needed: int | None = None
     held_bytes_by_rank: dict[int, int] | None = None
@@ -346,7 +349,10 @@ class RankInUseError(ShmStoreError, RuntimeError):
     """A live reader holds this rank, or views of a closed one do."""
 
     default_message = "the rank is taken by a live reader"
-    default_hint = "give each worker its own rank, or close the reader that has this one, and drop its views"
+    default_hint = (
+        "give each worker its own rank (rank=None is the first free one), or close the reader that has this one, and "
+        "drop its views"
+    )
 
 
 class ObjectBusyError(ShmStoreError, TimeoutError):

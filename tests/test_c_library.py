@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,14 +214,15 @@ def test_python_reads_and_writes_the_metadata_that_c_reads(line: str) -> None:
         with pytest.raises(CorruptStoreError):
             serde.decode(meta, payload)
         return
-    value = serde.decode(meta, payload)
+    value: Any = serde.decode(meta, payload)
     assert meta == serde.encode(value).meta
     if kind == "value":
         assert what == [repr(value)]
     elif kind != "other":
         dtype, _, nbytes, *shape = what[0].split()
         assert isinstance(value, {"tensor": torch.Tensor, "array": np.ndarray}[kind])
-        assert (dtype, int(nbytes)) == (str(getattr(value.dtype, "str", value.dtype)).removeprefix("torch."), value.nbytes)
+        name = str(getattr(value.dtype, "str", value.dtype)).removeprefix("torch.")
+        assert (dtype, int(nbytes)) == (name, value.nbytes)
         assert [*value.shape] == [*map(int, shape)]
 
 

@@ -49,7 +49,12 @@ SAID: list[tuple[Call, type[Exception], list[str], list[str]]] = [
     (lambda w, r, ref: attach(w), TypeError, ["ObjectStoreWriter", "handle"], []),  # type: ignore[arg-type]
     (lambda w, r, ref: attach(w.handle.to_json()), ValueError, ["from_json"], []),
     (lambda w, r, ref: attach(w.name, 4), ValueError, ["NAME", "no rank 4", "n_readers is 2"], []),
-    (lambda w, r, ref: attach(w.handle, 0), RankInUseError, ["rank 0", "NAME", f"process {os.getpid()}"], ["close"]),
+    (
+        lambda w, r, ref: attach(w.handle, 0),
+        RankInUseError,
+        ["rank 0", "NAME", f"process {os.getpid()}"],
+        ["close", "rank=None"],
+    ),
     (lambda w, r, ref: StoreHandle.from_json("{}"), ValueError, ["handle", "name", "store_id", "n_readers"], []),
     (lambda w, r, ref: StoreHandle.from_json("[]"), ValueError, ["store handle", "[]"], []),
     (lambda w, r, ref: StoreHandle.from_json(HANDLE % (1, ', "more": 1')), ValueError, ["store handle", "more"], []),
@@ -145,7 +150,7 @@ def test_a_full_store_names_ranks_that_never_came_and_a_lease_without_group(stor
     writer = stores.create(8192, n_readers=3, groups=[1, 2])
     stores.attach(writer, 1)
     writer.put("a", torch.ones(1000))
-    refused(writer, hint=("never attached: 0, 2;", "retire(rank)", "release", "assign_group(ref, group)"))
+    refused(writer, hint=("never attached: 0, 2;", "retire(rank)", "lease=False", "assign_group(ref, group)"))
     writer.retire(2)
     refused(writer, hint=["never attached: 0;"])
     stores.attach(writer, 0)
@@ -205,6 +210,13 @@ def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
     writer = stores.create(8192)
     writer.cancel(writer.put("a", torch.zeros(500)))
     with writer.protect(["a"]), writer.reserve("mine", TensorSpec((1000,), torch.uint8)):
-        refused(
-            writer, names=[f"{writer.stats().used_bytes} bytes protected, held by the writer or in unfinished puts"]
-        )
+        kept = f"{writer.stats().used_bytes} bytes protected, held by the writer or in unfinished puts"
+        refused(writer, names=[kept], hint=["hold", "protect()", "begin()"])
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.25, "0.25 seconds:"), (1, "1 second:")])
+def test_a_message_says_how_long_it_has_waited(stores: Stores, seconds: float, words: str) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.put("a", torch.ones(1000))
+    with raises(StoreFullError, [f"after {words}"], hint=["lease=False"]):
+        writer.put("b", torch.ones(2000), timeout=seconds)

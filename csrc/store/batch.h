@@ -66,7 +66,8 @@ int shms_batch_put_lent(shms_writer *w, shms_batch *b, shms_put *put, const char
                         uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces);
 int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n_pieces);
 /* Publishes what _begin of this batch has begun, the last call before it but for _copy, and hands it out. If that was
- * `unleased`, it is cached like an object that was read. */
+ * `unleased`, it is cached like an object that was read, and the reference has no lease, like that of
+ * shms_reader_find. */
 int shms_batch_commit(shms_writer *w, shms_batch *b);
 /* Hands an object out once more, which is a use; `group` and `hold` are as in shms_put. */
 int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold);

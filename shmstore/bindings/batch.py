@@ -124,7 +124,7 @@ class Batch:
         return require(lib.shms_batch_hold(self._w, self.record, packed)) == 1
 
     def commit(self) -> bytes:
-        """Publish the object and return the packed reference, which is invalid if it has no lease."""
+        """Publish the object and return the packed reference."""
         require(lib.shms_batch_commit(self._w, self.record))
         return self._ref[:]
 

@@ -175,7 +175,7 @@ def creating(place: str, waited: float | None = None) -> WriterActiveError:
     with suppress(ShmStoreError, OSError):  # it has gone meanwhile
         file = classify(place)
         who = who_holds(None, holders(file.device, file.inode))
-    what = f"store {shown(place)} is still being created by {who or 'another process'}{_after(waited)}"
+    what = f"store {shown(place)} is still being created by {who or 'another process'}{after(waited)}"
     return WriterActiveError(
         what, hint="let that process continue, or end it; try again, or wait longer (wait=seconds)"
     )
@@ -194,14 +194,15 @@ def in_use(place: str, rank: int | None, ranks: int = 0) -> RankInUseError:
 # ---- what is there
 
 
-def _after(waited: float | None) -> str:
-    return f", after {waited:g} seconds" if waited else ""
+def after(waited: float | None) -> str:
+    """Return how long a call has waited, to be added to a message; "" if it has not."""
+    return f", after {waited:g} second{'s' * (waited != 1)}" if waited else ""
 
 
 def not_found(error: StoreNotFoundError, place: str, waited: float | None = None) -> ShmStoreError:
     """Return the same error with the store's name and how long it was waited for."""
     folder = parts_of(place)[0]
-    return _named(error, place, _after(waited)) if os.path.isdir(folder) else _no_folder(folder)
+    return _named(error, place, after(waited)) if os.path.isdir(folder) else _no_folder(folder)
 
 
 def _no_folder(folder: str) -> SharedMemoryError:
@@ -308,7 +309,7 @@ def full(
     if by := by + [f"writer {number}: {size} bytes" for number, size in sorted(writers.items())]:
         what += f"; held by {listed(by)}"
     full = StoreFullError(
-        f"{StoreFullError.default_message}{_after(waited)}: {what}",
+        f"{StoreFullError.default_message}{after(waited)}: {what}",
         needed=nbytes,
         held_bytes_by_rank=held,
         held_bytes_by_writer=writers,
@@ -316,10 +317,12 @@ def full(
     )
     if resource == "bytes" and free + refusal["reclaimable"] >= span:
         full.hint = f"held objects split the space: {full.hint}"
+    if refusal["kept"]:
+        full.hint = f"end the leases of hold, leave protect(), commit or abort what begin() has begun; or {full.hint}"
     if absent := [rank for rank in refusal["awaited"] if rank in held]:
         full.hint = (
-            f"these ranks have never attached: {listed(absent)}; start them, or call retire(rank) in each writer that "
-            f"hands out references; or {full.hint}"
+            f"these ranks have never attached: {listed(absent)}; start them, call retire(rank) in each writer that "
+            f"hands out references, or put with lease=False what readers find by key; or {full.hint}"
         )
     if len(writer.groups) > 1:
         full.hint += "; a lease that assign_group(ref, group) has given to no group waits for all of them"

@@ -108,8 +108,8 @@ class Reservation(Held):
         self._batch: Batch | None = batch  # its finalizer, which is C, aborts; the views keep it, too
         self.value = value
 
-    def commit(self) -> None:
-        """Store the object, without a lease: `get_cached` and `find` have it from now on.
+    def commit(self) -> ObjectRef:
+        """Store the object, and return the reference to it, which has no lease: as `put` does with `lease=False`.
 
         Raises ReservationEndedError if it was committed or aborted before, and StoreClosedError. If it fails, or is
         interrupted, the object is not stored and the reservation has ended.
@@ -118,8 +118,9 @@ class Reservation(Held):
         if batch is None:
             raise ReservationEndedError(f"the reservation of {shown(self._key)} has ended")
         try:
-            batch.commit()
+            ref = trusted_ref(batch.commit())
             batch.record.keep = 1
+            return ref
         except BaseException:
             batch.undo()
             raise

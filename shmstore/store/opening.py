@@ -316,7 +316,7 @@ class Openable(Closable):
                         if error._code == native.CREATING:
                             raise diagnostics.creating(chosen, wait) from None
                         hint = f"user {owner}, whom allow_uid names, creates it"
-                        raise StoreNotFoundError(f"{error.message}, after {wait:g} seconds", hint=hint) from None
+                        raise StoreNotFoundError(f"{error.message}{diagnostics.after(wait)}", hint=hint) from None
                     time.sleep(min(LOOK_AGAIN, left))
                     continue
                 try:

@@ -63,6 +63,7 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         value: Any,
         *,
         hold: bool = False,
+        lease: bool = True,
         group: int | None = None,
         kind: str | None = None,
         namespace: str | None = None,
@@ -71,6 +72,9 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
     ) -> ObjectRef:
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
+        Without a `lease` no rank is awaited: readers `find` the object by its key, `get_cached` hands it out, and the
+        store may evict it at any time. The reference has no lease, like that of `find`. `hold` and `group`, which say
+        how long a lease waits and for whom, are then a TypeError.
         With `hold` only the writer ends the lease, by `cancel`; readers may read the reference any number of times.
         The lease waits for the ranks of `group`, and for all ranks by default; `assign_group` can name the group later.
         `kind` is a name for statistics and quotas, of up to 23 bytes; a store has up to 15. `namespace` (a model, a
@@ -84,10 +88,12 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         path for a value that the serializer refuses. A put that fails leaves the store as it was.
         """
         packed = packed_key(key, namespace)
-        if kind is None and group is None and timeout is _AT_ONCE and hold is False and unless_stored is False:
+        plain = hold is False and lease is True and unless_stored is False
+        if plain and kind is None and group is None and timeout is _AT_ONCE:
             options = NO_OPTIONS
         else:
-            options = self._put_options(kind, group, hold, unless_stored, timeout)
+            check_flags(lease=lease)
+            options = self._put_options(kind, group, hold, unless_stored, timeout, not lease)
         encoded = self._serde.encode(value)
         batch = self._writer.batch()
         try:
@@ -113,6 +119,8 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
     ) -> Any:
         """Return the checked arguments as a record; TypeError or ValueError for a wrong one."""
         check_flags(hold=hold, unless_stored=unless_stored)
+        if unleased and (hold or group is not None):
+            raise TypeError("lease=False excludes hold and group, which are about a lease: pass either")
         seconds = timeout if timeout is _AT_ONCE else seconds_of("timeout", timeout)  # a check takes 0.2 us
         whom = 0 if group is None else group_of(self._writer, group)
         options = put_options(number_of(self._writer, kind), whom, hold, unless_stored, unleased)

@@ -2,11 +2,13 @@
 
 import gc
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shmstore import (
+    ObjectExistsError,
     ObjectStoreReader,
     ObjectStoreWriter,
     PinnedRef,
@@ -49,6 +51,33 @@ def found(reader: ObjectStoreReader, key: str, namespace: str | None = None) -> 
     pinned = reader.find(key, namespace=namespace)
     assert pinned is not None
     return pinned
+
+
+def test_without_a_lease_no_rank_is_awaited_and_the_object_is_found_by_key(
+    stores: Stores, writer: ObjectStoreWriter, finder: ObjectStoreReader
+) -> None:
+    for mark in range(5):  # rank 0 never comes, and there is room for two
+        ref = writer.put(f"k{mark}", value(mark), lease=False, namespace="n", kind="image")
+        assert 0 == ref.lease == writer.stats().open_leases
+        with found(finder, f"k{mark}", "n") as pinned:
+            assert ref == pinned.ref
+            np.testing.assert_array_equal(value(mark), finder.get(ref))
+        assert [True, True, False] == [finder.validate(ref), writer.validate(ref), writer.cancel(ref)]
+    with pytest.raises(StaleRefError):
+        writer.hold(ref)
+    assert writer.get_cached("k4", namespace="n").lease > 0
+    with writer.begin("begun", value(0)) as begun:
+        ref = begun.commit()
+    assert ref == found(finder, "begun").ref
+    with pytest.raises(ObjectExistsError):
+        writer.put("begun", 1, lease=False)
+
+
+@pytest.mark.parametrize("more", [{"hold": True}, {"group": 0}])
+def test_without_a_lease_nobody_holds_it_and_it_is_for_no_group(writer: ObjectStoreWriter, more: Any) -> None:
+    with pytest.raises(TypeError, match="lease=False excludes hold and group"):
+        writer.put("a", 1, lease=False, **more)
+    assert 0 == len(writer)
 
 
 def test_an_object_is_found_by_key_and_read_by_its_reference(
