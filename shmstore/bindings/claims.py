@@ -42,6 +42,11 @@ class Claims:
         return int(lib.shms_claims_of(self._this_thread()))
 
 
+def is_held(claim: Any) -> bool:
+    """Return whether a claim has a byte, and has not ended."""
+    return bool(claim.page != ffi.NULL)
+
+
 def end(claim: Any) -> None:
     """End a claim; idempotent."""
     _end(claim)

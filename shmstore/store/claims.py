@@ -1,8 +1,10 @@
 """Who makes an object that several processes want: `find_or_claim` of writers and readers."""
 
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from shmstore.bindings import claims as native
@@ -14,6 +16,8 @@ _AGAIN = 0.003
 """Seconds between two looks of a wait; such a lock has no wait of its own."""
 
 Found = TypeVar("Found")
+_TAKEN: ContextVar[tuple["weakref.ref[Claim]", ...]] = ContextVar("claims", default=())
+"""The claims of a task, and of the tasks that started it; only `afind_or_claim` asks, since a thread has many tasks."""
 
 
 class Claim(Held):
@@ -36,6 +40,10 @@ class Claim(Held):
 
     def __repr__(self) -> str:
         return f"<Claim on {self.key!r}>"
+
+
+def _held_by_this_task() -> tuple["weakref.ref[Claim]", ...]:
+    return tuple(taken for taken in _TAKEN.get() if (claim := taken()) is not None and native.is_held(claim._claim))
 
 
 @unnamed
@@ -77,7 +85,30 @@ class Claiming(ABC, Generic[Found]):
         while (got := self._look_or_claim(key, packed, self._has, seconds)) is True:
             if (found := self.find(key, namespace=namespace)) is not None:
                 return found
+        if got:
+            _TAKEN.set((*_held_by_this_task(), weakref.ref(got)))
         return got or None
+
+    async def afind_or_claim(
+        self, key: str, *, namespace: str | None = None, wait: float = 0.0
+    ) -> Found | Claim | None:
+        """Do `find_or_claim` in a task of asyncio: while it waits, the tasks of its loop go on.
+
+        A task that holds a claim, or was started by one that does, must not wait (RuntimeError): tasks of one thread
+        could wait for each other, too.
+        """
+        from asyncio import sleep  # not at the top, because it loads slowly
+
+        start = time.monotonic()
+        end = start + (seconds := seconds_of("wait", wait))
+        if seconds and _held_by_this_task():
+            raise RuntimeError(
+                "this task holds a claim and must not wait for another one, because two tasks could wait for each "
+                "other; end its claim first, or pass wait=0"
+            )
+        while (got := self.find_or_claim(key, namespace=namespace)) is None and (left := end - time.monotonic()) > 0:
+            await sleep(min(left, max(_AGAIN, (time.monotonic() - start) / 10)))  # many tasks may wait in one thread
+        return got
 
     def _look_or_claim(self, key: str, packed: bytes, has: Callable[[bytes], bool], seconds: float) -> Claim | bool:
         """Return whether `has` finds the key, or a claim if nobody makes it; a thread that holds one does not wait."""

@@ -1,5 +1,7 @@
 """The right to make an object: one process or thread has it, and it ends with its holder, however that ends."""
 
+import asyncio
+import contextvars
 import gc
 import os
 import pickle
@@ -188,6 +190,69 @@ def test_threads_that_claim_first_at_once_know_of_each_other(
     for thread in threads:
         thread.join()
     assert [RuntimeError] * 2 == waited
+
+
+def test_a_loop_goes_on_while_its_tasks_wait_for_one_of_them(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader
+) -> None:
+    made = list[str]()
+
+    async def find_or_make(by: Process) -> bytes:
+        got = await by.afind_or_claim("a", wait=60)
+        if isinstance(got, Claim):
+            with got:
+                made.append("a")
+                await asyncio.sleep(0.02)  # the others wait
+                writer.put("a", b"made", lease=False)
+            got = reader.find("a")
+        assert isinstance(got, (PinnedRef, LeasedRef))
+        with got:
+            return bytes(reader.get(got.ref))
+
+    async def all_at_once() -> list[bytes]:
+        return await asyncio.gather(*(find_or_make((reader, writer)[n % 2]) for n in range(20)))
+
+    assert [b"made"] * 20 == asyncio.run(all_at_once())
+    assert ["a"] == made
+
+
+def test_a_waiting_task_makes_what_its_maker_gave_up_or_gets_none(reader: ObjectStoreReader) -> None:
+    async def give_up(first: Claim) -> None:
+        await asyncio.sleep(0)
+        first.end()
+
+    async def both() -> None:
+        first = await reader.afind_or_claim("a")
+        assert isinstance(first, Claim)
+        del first  # garbage ends it, though this task remembers it
+        second = await reader.afind_or_claim("a", wait=60)
+        assert isinstance(second, Claim)
+        waits = asyncio.create_task(reader.afind_or_claim("a", wait=0.01), context=contextvars.Context())
+        assert await waits is None
+        waits = asyncio.create_task(reader.afind_or_claim("a", wait=60), context=contextvars.Context())
+        await give_up(second)
+        assert isinstance(await waits, Claim)
+
+    asyncio.run(both())
+
+
+def test_a_task_that_holds_a_claim_must_not_wait_but_others_may(reader: ObjectStoreReader) -> None:
+    async def hold_and_wait() -> None:
+        with claim(reader):
+            for key in "ab":
+                with pytest.raises(RuntimeError, match="this task holds a claim"):
+                    await reader.afind_or_claim(key, wait=1)
+            with pytest.raises(RuntimeError, match="this task"):
+                await asyncio.create_task(reader.afind_or_claim("b", wait=1))
+            assert await reader.afind_or_claim("a") is None
+
+    async def beside_it() -> None:
+        holds = asyncio.create_task(hold_and_wait())
+        await asyncio.sleep(0)
+        assert isinstance(await reader.afind_or_claim("a", wait=60), Claim)
+        await holds
+
+    asyncio.run(beside_it())
 
 
 def test_a_forked_child_keeps_no_claim(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
