@@ -220,7 +220,7 @@ def test_python_reads_and_writes_the_metadata_that_c_reads(line: str) -> None:
         assert what == [repr(value)]
     elif kind != "other":
         dtype, _, nbytes, *shape = what[0].split()
-        assert isinstance(value, {"tensor": torch.Tensor, "array": np.ndarray}[kind])
+        assert kind == {torch.Tensor: "tensor", np.ndarray: "array"}[type(value)]
         name = str(getattr(value.dtype, "str", value.dtype)).removeprefix("torch.")
         assert (dtype, int(nbytes)) == (name, value.nbytes)
         assert [*value.shape] == [*map(int, shape)]

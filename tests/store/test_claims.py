@@ -224,7 +224,7 @@ def test_a_waiting_task_makes_what_its_maker_gave_up_or_gets_none(reader: Object
     async def both() -> None:
         first = await reader.afind_or_claim("a")
         assert isinstance(first, Claim)
-        del first  # garbage ends it, though this task remembers it
+        first.end()  # though this task remembers it
         second = await reader.afind_or_claim("a", wait=60)
         assert isinstance(second, Claim)
         waits = asyncio.create_task(reader.afind_or_claim("a", wait=0.01), context=contextvars.Context())
