@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shmstore.errors import ForeignStoreError, StaleRefError, StoreNotFoundError, listed, shown
+from shmstore.errors import ForeignStoreError, StaleRefError, StoreNotFoundError, kind_of, listed, shown
 from shmstore.places import DIRECTORY
 
 if TYPE_CHECKING:
@@ -122,6 +122,9 @@ def trusted_ref(packed: bytes) -> ObjectRef:
     return ref
 
 
+_FIELDS: Final = {"name": str, "store_id": int, "n_readers": int, "dir": str}
+
+
 @dataclass(frozen=True, slots=True)
 class StoreHandle:
     """The name, number, ranks and folder of a store, which a worker needs to attach.
@@ -137,6 +140,11 @@ class StoreHandle:
     """Ranks 0 to n_readers - 1 may attach."""
     dir: str = DIRECTORY
     """The folder as its writer sees it; a container may have mounted it elsewhere: attach(handle, dir=...)."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _FIELDS.items():
+            if type(value := getattr(self, name)) is not kind:
+                raise TypeError(f"{name} must be of type {kind.__name__}, not {kind_of(value)}; see writer.handle")
 
     @property
     def path(self) -> str:
@@ -155,7 +163,7 @@ class StoreHandle:
 
         if connection.family != AF_UNIX:
             raise ValueError("connection must be a Unix socket, such as of socketpair(): no other passes descriptors")
-        if type(self.store_id) is not int or not 0 <= self.store_id < 1 << 32:
+        if not 0 <= self.store_id < 1 << 32:
             raise ValueError(f"store_id must be an int from 0 to {(1 << 32) - 1}, not {shown(self.store_id)}")
         link = 0 if self.dir.startswith("/proc/") else os.O_NOFOLLOW  # a descriptor is a link to the memory
         try:
@@ -185,10 +193,9 @@ class StoreHandle:
     @classmethod
     def from_json(cls, text: str) -> "StoreHandle":
         """Return the handle that `to_json` wrote, or raise ValueError for any other text."""
-        kinds = {"name": str, "store_id": int, "n_readers": int, "dir": str}
         try:
             fields = {"dir": DIRECTORY, **json.loads(text)}
-            wrong = [name for name in {**kinds, **fields} if type(fields.get(name)) is not kinds.get(name)]
+            wrong = [name for name in {**_FIELDS, **fields} if type(fields.get(name)) is not _FIELDS.get(name)]
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a store handle: {shown(text)} is not what to_json writes") from error
         if wrong:

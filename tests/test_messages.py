@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from shmstore import (
     ObjectRef,
     ObjectStoreReader,
     ObjectStoreWriter,
+    ObjectTooLargeError,
     RankInUseError,
     StaleRefError,
     StoreClosedError,
@@ -60,6 +62,10 @@ SAID: list[tuple[Call, type[Exception], list[str], list[str]]] = [
     (lambda w, r, ref: StoreHandle.from_json(HANDLE % (1, ', "more": 1')), ValueError, ["store handle", "more"], []),
     (lambda w, r, ref: StoreHandle.from_json(HANDLE % ("true", "")), ValueError, ["store handle", "store_id"], []),
     (lambda w, r, ref: StoreHandle.from_json("shmstore-1"), ValueError, ["store handle", "shmstore-1"], []),
+    (lambda w, r, ref: StoreHandle(1, 2, 3), TypeError, ["name", "str", "int"], []),  # type: ignore[arg-type]
+    (lambda w, r, ref: StoreHandle("x", True, 3), TypeError, ["store_id", "int", "bool"], []),
+    (lambda w, r, ref: StoreHandle("x", 2, 3, None), TypeError, ["dir", "None"], []),  # type: ignore[arg-type]
+    (lambda w, r, ref: attach("a\0b"), ValueError, ["NUL"], []),
     (lambda w, r, ref: attach(closed(w).handle, 1), StoreNotFoundError, ["NAME"], ["closes it"]),
     (lambda w, r, ref: closed(w).__enter__(), StoreClosedError, ["NAME"], []),
     *(
@@ -137,6 +143,15 @@ def test_a_reader_of_a_removed_store_says_whether_there_is_a_new_one(stores: Sto
 
 
 # ---- a full store
+
+
+def test_long_bytes_are_refused_with_the_advice_to_put_an_array(stores: Stores) -> None:
+    writer = stores.create(1 << 20, n_readers=1, max_object_size=1 << 16)
+    with raises(ObjectTooLargeError, names=["0 bytes (and 65542 of key and metadata)"], hint=["uint8 array", "larger"]):
+        writer.put("a", bytes(1 << 16))
+    with raises(ObjectTooLargeError, names=["65536 bytes"]) as caught:
+        writer.put("a", np.zeros(1 << 16, np.uint8))
+    assert "uint8" not in caught.value.hint
 
 
 def refused(writer: ObjectStoreWriter, size: int = 2000, **parts: Any) -> StoreFullError:

@@ -159,11 +159,15 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         what = f"{nbytes} bytes (and {more} of key and metadata) exceed"
         quota = None if kind is None else kind_stats(self._writer)[kind].quota
         if quota is None or quota >= limit:
-            return ObjectTooLargeError(f"{what} the limit of {limit}")
-        return ObjectTooLargeError(
-            f"{what} the quota of kind {shown(kind)}, {quota} bytes",
-            hint="raise the quota of this kind, or send this object inline",
-        )
+            error = ObjectTooLargeError(f"{what} the limit of {limit}")
+        else:
+            error = ObjectTooLargeError(
+                f"{what} the quota of kind {shown(kind)}, {quota} bytes",
+                hint="raise the quota of this kind, or send this object inline",
+            )
+        if more > nbytes:
+            error.hint = f"str and bytes are metadata: put long ones as a uint8 array (np.frombuffer); or {error.hint}"
+        return error
 
     def begin(
         self,

@@ -30,7 +30,7 @@ from shmstore.multimodal.values import hashing
 from tests.multimodal.helpers import item, three_tensors
 from tests.support import raises
 
-SCALARS = [None, True, False, 1, 0, -1, 2**70, 1.0, -0.0, 0.0, float("nan"), 1 + 0j, "1", b"1", "", b""]
+SCALARS = [True, False, 1, 0, -1, 2**70, 1.0, -0.0, 0.0, float("nan"), 1 + 0j, "1", b"1", "", b""]
 LISTS = [[], (), {}, [[]], ["ab"], ["a", "b"], ("a", "b"), [["a"], "b"], [["a", "b"]], ["aSb", "c"], ["a", "bSc"]]
 DICTS: list[Any] = [{"a": "b"}, {"a": {"b": None}}, {"a": None, "b": None}, {1: "b"}]
 TENSORS = [
@@ -100,7 +100,7 @@ def test_equal_settings_have_one_hash_wherever_they_come_from() -> None:
 def test_a_hash_is_what_it_was_in_every_version() -> None:
     """The hashes are keys of a store, which may outlive its writer."""
     every = hashlib.sha256("".join(hash_item(value, "sha256") for value in DIFFERENT).encode()).hexdigest()
-    assert every == "13ba3cd7b4c1ca82c284f2626007bf2a415ccff8181818e611aef43772a07172"
+    assert every == "1eed023303d24c85052349ba9337ec40de4fdf3a7b95fa39cdb82cece89e753a"
     assert hash_item(Crop.CENTRE, "sha256") == "4750f7ba3741189cb74218f6cef7ec12c9cbd9cd828d15366f113e356b706107"
     settings = hashlib.sha256("".join(hash_item(value, "sha256") for value in VERSIONED).encode()).hexdigest()
     assert settings == "d90f1c72ed2a45eaa9d38ebfb1a69b3093e3eeb4a2d5ae36f2dff65ea30d5990"
@@ -184,6 +184,7 @@ def nested_tensor() -> torch.Tensor:
     ("value", "names"),
     [
         ({"a": [1, 2, object()]}, ("value['a'][2]", "object")),
+        (None, ("value:", "None")),
         ([{1, 2}], ("value[0]", "set")),
         (np.array([object()]), ("value:", "dtype of objects")),
         (

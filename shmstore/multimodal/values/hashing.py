@@ -61,9 +61,9 @@ def _hasher_of(algorithm: str | None) -> Callable[[], Any]:
 def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: object) -> str:
     """Return the content hash of `value` and of the processor's keyword arguments, as hex digits.
 
-    It accepts None, bool, int, float, complex, str, bytes, tensors, arrays, Pillow images of one frame, items, torch
-    and numpy dtypes, paths, members of enumerations, and lists, tuples and dicts of these. A path is hashed by its
-    text, not by its file.
+    It accepts bool, int, float, complex, str, bytes, tensors, arrays, Pillow images of one frame, items, torch
+    and numpy dtypes, paths, members of enumerations, and lists, tuples and dicts of these and of None; also as keyword
+    arguments. A path is hashed by its text, not by its file.
 
     `algorithm` is "blake3", "sha256" or, with 128 digits instead of 64, "sha512". None takes BLAKE3 if its package is
     installed, else SHA-256. Name one where FIPS asks for it, or where processes compare hashes and not all of them have
@@ -90,6 +90,8 @@ def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: ob
     The hash of an item covers its modality, keys, data, kinds of field and `dim`. It does not cover `slices` and
     `batch_size`, which depend on the batch.
     """
+    if value is None:
+        raise TypeError("value: expected an item, not None: every missing item would have the same hash")
     hasher = _hasher_of(algorithm)()
     for part, path in ((value, "value"), (kwargs, "kwargs")):
         try:
