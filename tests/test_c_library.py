@@ -229,6 +229,7 @@ def test_python_reads_and_writes_the_metadata_that_c_reads(line: str) -> None:
 def test_the_dtypes_of_numbers_are_taken_and_no_others() -> None:
     library, out = ctypes.CDLL(str(SHARED)), ctypes.create_string_buffer(int(defined("SHMS_TENSOR_META")))
     of_torch = {str(value).removeprefix("torch.") for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    of_torch.add("bcomplex32")  # torch 2.15's
     of_numpy = {np.dtype(code).str for code in "?bhiqBHIQefdFD"}
     others = {name for name in of_torch if re.match(r"u?int[1-7]$|bits|q", name)}  # parts of bytes, quantised
     names = of_torch | of_numpy | {"float", "half", "<M8[ns]", "|S3", "=f4", "|O"}

@@ -28,6 +28,7 @@ static uint32_t itemsize(const char *name) {
         "float8_e4m3fn",  "float8_e4m3fnuz",
         "float8_e5m2",    "float8_e5m2fnuz",
         "float8_e8m0fnu", "float4_e2m1fn_x2",
+        "bcomplex32",
     };
     static const char *const numpy[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
                                         "u4", "u8", "f2", "f4", "f8", "c8", "c16"};

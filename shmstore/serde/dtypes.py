@@ -22,7 +22,7 @@ SHARED = (
 )
 # The first number in any other name is the bits of an element. Quantised dtypes (qint8) do not match: they are useless
 # without their scale, which is not part of the dtype.
-_BITS = re.compile(r"(?:b?float|complex|u?int|bits)(\d{1,3})([a-z_]\w*)?")
+_BITS = re.compile(r"(?:b?float|b?complex|u?int|bits)(\d{1,3})([a-z_]\w*)?")
 _INTEGERS: "dict[int, np.dtype[Any]]" = {
     size: np.dtype(name) for size, name in ((1, "uint8"), (2, "int16"), (4, "int32"), (8, "int64"))
 }
