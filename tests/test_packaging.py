@@ -61,6 +61,18 @@ def test_an_index_is_told_where_the_source_is(tmp_path: Path) -> None:
     assert [*made, "https://example.org", "#figures"] == after
 
 
+def test_a_private_name_of_redis_py_is_there_in_the_versions_that_we_admit() -> None:
+    """Admit a major version once it has the name, or `tiers/resp.py` has a parser of its own."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert ["redis>=6,<9"] == extras["redis"]
+    pytest.importorskip("redis")
+    program = "from redis._parsers import _RESP2Parser"
+    assert not subprocess.run([sys.executable, "-c", program], check=False).returncode, (
+        "redis-py has moved its parser in Python: admit only versions before this one in pyproject.toml, then let "
+        "`tiers/resp.py` parse answers itself, which are a status, an error, an integer or a bulk string"
+    )
+
+
 @pytest.mark.parametrize(
     ("version", "interface"), [("0.1.0", "0.1"), ("0.1.0.post1", "0.1"), ("0.2.dev3", "0.2"), ("1.12rc1", "1.12")]
 )
