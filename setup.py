@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 import sysconfig
 from glob import glob
 from pathlib import Path
@@ -62,12 +63,14 @@ class BuildLibrary(build_clib):
         (pkgconfig / "shmstore.pc").write_text(text)
 
 
-# Without the GIL, Python 3.14 has no stable interface of C: such an interpreter gets a wheel of its own.
-STABLE = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"py_limited_api": "cp311"}}
+# Without the GIL, Python has a stable interface of C from 3.15 on: 3.14 gets a wheel of its own.
+STABLE = "cp311"
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    STABLE = "cp315" if sys.version_info >= (3, 15) else False
 
 setup(
     cffi_modules=["csrc/build_ffi.py:ffibuilder"],
     libraries=[("shmstore", {"sources": sorted(glob("csrc/store/*.c")), "obj_deps": {"": glob("csrc/store/*.h")}})],
     cmdclass={"build_clib": BuildLibrary},
-    options=STABLE,
+    options={"bdist_wheel": {"py_limited_api": STABLE}},
 )

@@ -86,14 +86,16 @@ print(runpy.run_path("setup.py")["interface"](sys.argv[1]))
 
 
 def test_a_python_without_the_gil_gets_a_wheel_of_its_own() -> None:
-    """Its interface of C is not stable, and setuptools refuses to say so."""
+    """Its interface of C is stable from 3.15 on, and before that setuptools refuses to say so."""
     program = """
 import runpy, setuptools, sys, sysconfig
 sysconfig.get_config_vars()["Py_GIL_DISABLED"] = int(sys.argv[1])
-setuptools.setup = lambda **given: print("py_limited_api" in given["options"].get("bdist_wheel", {}))
+sys.version_info = (3, int(sys.argv[2]))
+setuptools.setup = lambda **given: print(given["options"]["bdist_wheel"]["py_limited_api"])
 runpy.run_path("setup.py")
 """
-    assert ["True\n", "False\n"] == [run(sys.executable, "-c", program, given, folder=ROOT) for given in ("0", "1")]
+    asked = {"0 11": "cp311", "0 15": "cp311", "1 14": "False", "1 15": "cp315"}
+    assert asked == {given: run(sys.executable, "-c", program, *given.split(), folder=ROOT).strip() for given in asked}
 
 
 def test_a_checkout_that_is_not_built_says_how_to_go_on(tmp_path: Path) -> None:
