@@ -13,7 +13,7 @@ SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 # Hundreds of tests start a Python, which compiles what it imports once, or each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-announced test test-c test-python test-base test-vllm test-sglang dist test-dist lint model fuzz simulate mutants storm survival coverage bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: help demo demo-announced test test-c test-python test-base test-newest test-vllm test-sglang dist test-dist lint model fuzz simulate mutants storm survival coverage bench bench-vllm peers tiers copy-threshold docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile | expand -t 16
@@ -43,6 +43,10 @@ test-base: $(VENV)/.venv ## what works without torch
 	PIP_PYTHON=$(BASE_VENV)/bin/python $(PIP) .
 	$(BASE_VENV)/bin/python tests/without_torch.py
 	@size=$$(du -sm $(BASE_VENV) | cut -f1); echo "$$size MB are installed"; test $$size -le 120
+
+# Without constraints.txt, on the newest Python here; three minutes.
+test-newest: ## what pip brings today, on the newest Python
+	$(PYTHON) tests/newest.py $(ARGS)
 
 # In a real vLLM, with an environment of its own; some 4 GB and, once it is there, 6 minutes.
 # Another version than CI's: make test-vllm VLLM=0.33.0 VLLM_VENV=.venv-vllm-0.33.0
@@ -198,4 +202,4 @@ docs: $(VENV)/.docs ## the pages, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean $(ARGS)
 
 clean: ## remove all that these commands have made here
-	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(BASE_VENV) $(DIST_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.* shmstore/include shmstore/lib
+	rm -rf $(VENV) $(VLLM_VENV) $(SGLANG_VENV) $(BASE_VENV) .venv-newest $(DIST_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.* shmstore/include shmstore/lib

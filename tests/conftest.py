@@ -1,18 +1,34 @@
 """Fixtures for all tests: stores that are closed at the end, and the check that nothing is left behind."""
 
 import gc
+import importlib.util
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support import SHM, Stores, children, segments, store_name
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
-torch.set_num_threads(1)  # forked children have no use for a pool of threads, and two cores are few
+
+
+class _NoTorch:
+    """Skips what imports torch: `make test-newest` runs the rest on a Python that has no torch for CPUs."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "torch":
+            raise pytest.skip.Exception("there is no torch", allow_module_level=True)
+
+
+if importlib.util.find_spec("torch"):
+    import torch
+
+    torch.set_num_threads(1)  # forked children have no use for a pool of threads, and two cores are few
+else:
+    sys.meta_path.insert(0, _NoTorch)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
