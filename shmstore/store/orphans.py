@@ -17,7 +17,7 @@ from shmstore.errors import (
     StoreNotFoundError,
     WriterActiveError,
 )
-from shmstore.files import PREFIX, classify
+from shmstore.files import PREFIX, classify, holders
 from shmstore.places import parts_of, place_of, stat_of
 from shmstore.store import diagnostics
 
@@ -95,10 +95,15 @@ def unlink(place: str) -> None:
         raise (diagnostics.creating if begun else diagnostics.active)(place) from None
 
 
-def _ask_for_space(place: str, old: os.stat_result, freed: bool, asked: Options) -> None:
+def _ask_for_space(place: str, old: os.stat_result, ranks_alive: int, asked: Options) -> None:
     """Raise StoreSpaceError if the store does not fit where the old one was; readers keep the pages of one they map."""
-    error = no_space(asked, parts_of(place)[0], freed * old.st_blocks * 512)
-    if error.total and (error.free or 0) < (error.needed or 0):  # no size: a tmpfs without a limit
+    folder, size = parts_of(place)[0], old.st_blocks * 512
+    error = no_space(asked, folder, 0 if ranks_alive else size)
+    lacking = (error.needed or 0) - (error.free or 0)
+    if error.total and lacking > 0:  # no size: a tmpfs without a limit
+        if ranks_alive and lacking <= size:
+            who = diagnostics.who_holds(place, holders(old.st_dev, old.st_ino)) or "its readers"
+            error.hint = f"end {who}, which keep the old store, or take it as it is with on_mismatch='accept'"
         raise error
 
 
@@ -134,7 +139,7 @@ def make_room(
             raise diagnostics.active(place, asked=asked)
         if keep:
             raise error
-        _ask_for_space(place, seen, file.ranks_alive == 0, asked)
+        _ask_for_space(place, seen, file.ranks_alive, asked)
         try:
             native.remove(place, seen.st_dev, seen.st_ino, seen.st_size, True)
         except WriterActiveError:

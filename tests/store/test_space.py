@@ -14,7 +14,7 @@ from shmstore.inspect.segments import find_segments
 from shmstore.inspect.verify import verify
 from tests.inspect.cases import piped
 from tests.store.test_segments import free_bytes
-from tests.support import SHM, Stores, bits, in_child, on, random_tensor, store_name
+from tests.support import SHM, Signal, Stores, alive, bits, in_child, on, raises, random_tensor, store_name
 
 MIB = 1 << 20
 OPTIONS: dict[str, Any] = {"capacity": 2 * MIB, "n_readers": 1, "n_writers": 4, "max_objects": 16}
@@ -99,6 +99,38 @@ def share_a_small_file_system() -> int:
 def test_only_arenas_that_fit_are_taken_and_the_others_wait_for_room() -> None:
     result = on("tmpfs", SHM, "size=8m", share_a_small_file_system)
     assert 6 * MIB < result < 7 * MIB
+
+
+def resize_in_a_full_volume() -> None:
+    name = store_name()
+
+    def is_killed(capacity: int) -> None:
+        with ObjectStoreWriter.open(name, capacity=capacity, n_readers=1) as writer:
+            writer.put("k", random_tensor(1, MIB))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for capacity in (4 * MIB, 5 * MIB, 4 * MIB):  # the old one makes room for the new one
+        with pytest.raises(AssertionError, match="SIGKILL"):
+            in_child(is_killed, capacity)
+    with alive(attach_until_killed, name) as worker:
+        with raises(StoreSpaceError, hint=[f"end process {worker.pid} (", "on_mismatch='accept'"]):
+            ObjectStoreWriter.open(name, capacity=5 * MIB, n_readers=1)
+        with ObjectStoreWriter.open(name, capacity=5 * MIB, n_readers=1, on_mismatch="accept") as writer:
+            assert ["k"] == writer.keys()
+        with raises(StoreSpaceError, hint=["use less capacity"]):
+            ObjectStoreWriter.open(name, capacity=16 * MIB, n_readers=1)
+    with ObjectStoreWriter.open(name, capacity=5 * MIB, n_readers=1) as writer:
+        assert 0 == writer.recovered
+
+
+def attach_until_killed(name: str, ready: Signal) -> None:
+    with ObjectStoreReader.attach(name):
+        ready.send()
+        signal.pause()
+
+
+def test_a_store_of_another_size_is_refused_only_while_somebody_uses_the_old_one() -> None:
+    on("tmpfs", SHM, "size=8m", resize_in_a_full_volume)
 
 
 @pytest.mark.parametrize("options", [{}, {"prefault": True}, {"huge_pages": True}])
