@@ -1,5 +1,7 @@
 """An arena takes memory from its first writer on, and a writer for which there is none says so and harms nobody."""
 
+import faulthandler
+import mmap
 import os
 import signal
 from collections.abc import Callable
@@ -121,6 +123,28 @@ def resize_in_a_full_volume() -> None:
             ObjectStoreWriter.open(name, capacity=16 * MIB, n_readers=1)
     with ObjectStoreWriter.open(name, capacity=5 * MIB, n_readers=1) as writer:
         assert 0 == writer.recovered
+
+
+def write_past_the_room() -> None:
+    faulthandler.disable()
+    with (SHM / "sparse").open("w+b") as file:
+        file.truncate(16 * MIB)
+        with mmap.mmap(file.fileno(), 0) as memory:
+            memory[:] = bytes(16 * MIB)
+
+
+def use_a_small_file_system() -> None:
+    with pytest.raises(AssertionError, match="the child died of SIGBUS"):
+        in_child(write_past_the_room)
+    (SHM / "sparse").unlink()
+    before = free_bytes()
+    with pytest.raises(StoreSpaceError):
+        ObjectStoreWriter.create(capacity=16 * MIB, n_readers=1)
+    assert before == free_bytes()
+
+
+def test_a_store_is_a_typed_error_where_a_sparse_file_is_a_bus_error() -> None:
+    on("tmpfs", SHM, "size=8m", use_a_small_file_system)
 
 
 def attach_until_killed(name: str, ready: Signal) -> None:
