@@ -309,3 +309,12 @@ def test_pickle_says_what_it_cannot_store_and_what_is_damaged() -> None:
     for meta, payload in ((encoded.meta, b"short"), (encoded.meta, b"\xff" * 100), (b"", b""), (b"\x01", b"x")):
         with pytest.raises(CorruptStoreError):
             serde.decode(meta, payload)
+
+
+def test_dlpack_says_what_is_read_only_where_it_can() -> None:
+    """Of a tensor torch tells numpy nothing, before 2.15 not even if it is asked to."""
+    arrays = [np.from_dlpack(round_trip(np.ones(3))), np.from_dlpack(round_trip(torch.ones(3)))]
+    assert [False, True] == [array.flags.writeable for array in arrays]
+    wrapper: Any = getattr(torch.utils.dlpack, "ReadOnlyTensorWrapper", None)
+    if wrapper is not None:
+        assert not np.from_dlpack(wrapper(round_trip(torch.ones(3)))).flags.writeable
