@@ -21,14 +21,14 @@ from rich.console import Console
 
 from shmstore import ObjectStoreWriter
 from shmstore.cli import main as cli
-from shmstore.cli.commands import bench, tables, top
-from shmstore.cli.commands.tables import make_fitting_table
+from shmstore.cli.commands import bench, dump, tables, top
+from shmstore.cli.commands.tables import make_fitting_table, make_table
 from shmstore.cli.main import all_commands
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import ring_map
 from shmstore.inspect.segments import look_at
 from shmstore.inspect.verify import damage
-from tests.inspect.cases import CONDITIONS, WIDTH, Ran, Terminal, case, on_terminal, piped, poke, running
+from tests.inspect.cases import CONDITIONS, WIDTH, Ran, Terminal, case, on_terminal, piped, poke, running, three_writers
 from tests.support import SHM, Stores, store_name
 
 pytestmark = pytest.mark.alone
@@ -416,6 +416,24 @@ def test_dump_of_one_object_shows_its_tree_and_copies_a_tensor_out(tmp_path: Pat
             ("--object", "3", "--tensor", "pixels", "--out", str(tmp_path / "no" / "where")),
         ):
             assert 1 == piped("dump", name, *arguments).status
+
+
+def test_the_operators_guide_has_each_column_of_each_table_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, set[str]] = {}
+
+    def noted(console: Console, title: str, *columns: str, **options: Any) -> Any:
+        drawn[title] = set(columns)
+        return make_table(console, title, *columns, **options)
+
+    for module in (dump, tables):
+        monkeypatch.setattr(module, "make_table", noted)
+    with three_writers() as (writer, _):
+        writer.put("k", 1, namespace="n")
+        with StoreInspector.open(writer.name) as inspector:
+            dump.draw_snapshot(Console(width=400, file=io.StringIO()), inspector.snapshot(), everything=True)
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "operators.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z]+) \| (.*) \|$", guide, re.M)
+    assert drawn == {title: set(re.findall(r"\*([a-z ]+)\*", row)) for title, row in rows if title in drawn}
 
 
 def test_long_tables_are_cut_and_say_so(stores: Stores) -> None:
