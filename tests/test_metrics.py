@@ -353,7 +353,19 @@ def test_every_alert_names_labels_that_its_metrics_have_and_some_panel_shows_eac
         wanted = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         for name in re.findall(r"shmstore_\w+", rule["expr"]):
             assert wanted <= labels[name], rule["alert"]
-    assert labels_in_vllm().keys() <= set(re.findall(r"shmstore_\w+", DASHBOARD.read_text()))
+    shown = set(re.findall(r"shmstore_\w+", DASHBOARD.read_text()))
+    assert labels_in_vllm().keys() <= shown
+    assert {name for name in labels if name.startswith(("shmstore_tier_", "shmstore_kind_"))} <= shown
+
+
+def test_the_dashboard_sums_over_the_writers_of_a_store() -> None:
+    labels = all_labels() | labels_in_vllm()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for expression in (target["expr"] for target in panel["targets"]):
+            summed = re.findall(r"(?:sum|max) by \(([\w, ]+)\) \((?:\w+\()?(shmstore_\w+)", expression)
+            assert all(set(by.split(", ")) <= labels[name] for by, name in summed), expression
+            named = [name for name in re.findall(r"shmstore_\w+", expression) if "writer" in labels[name]]
+            assert [] == [name for name in named if name not in {name for _, name in summed}], expression
 
 
 def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for() -> None:
