@@ -11,6 +11,7 @@ import subprocess
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -106,6 +107,18 @@ def test_what_a_page_quotes_of_an_example_is_a_part_of_it() -> None:
     for block, example in quoted:
         part = block.text in (ROOT / example).read_text(encoding="utf-8")
         assert part or block.text == f'--8<-- "{example}"\n', f"{block} is not in {example}"
+
+
+def test_a_picture_is_read_without_a_font_or_a_style_from_elsewhere_and_on_any_background() -> None:
+    pictures = [path for path in DOCS.rglob("*.svg") if path.name not in ("dump.svg", "top.svg")]  # of commands
+    assert len(pictures) > 5
+    for path in pictures:
+        root = ElementTree.parse(path).getroot()
+        (width, height), tags = (root.get("width"), root.get("height")), [part.tag.rpartition("}")[2] for part in root]
+        assert {"title", "rect"} <= set(tags) <= {"title", "desc", "defs", "rect", "text", "path", "line"}, path
+        ground = root[tags.index("rect")]
+        assert (width, height) == (ground.get("width"), ground.get("height")), f"{path} has no background"
+        assert "http" not in path.read_text(encoding="utf-8").replace('xmlns="http', ""), path
 
 
 def make_targets() -> set[str]:
