@@ -15,7 +15,6 @@ the run before each number (`number_by_run`), and no two servers have one in com
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -116,11 +115,6 @@ def processing(vllm_config: Any) -> dict[str, Any]:
         "processor": [media.mm_processor_kwargs, media.media_io_kwargs, media.mm_hasher_algorithm],
         "pruning": [media.video_pruning_rate, media.video_pruning_method],
     }
-
-
-def digest(about: Any) -> str:
-    """Return a digest that is the same for equal values, in every process."""
-    return hashlib.sha256(json.dumps(about, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 def _contents(folder: Path) -> list[tuple[str, str]]:

@@ -17,9 +17,11 @@ from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
+from shmstore.integrations.encoder import file_of
+from shmstore.integrations.encoder.namespace import digest
 from shmstore.integrations.totals import show_totals, show_use
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
-from shmstore.integrations.vllm.names import Names, digest, processing
+from shmstore.integrations.vllm.names import Names, processing
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
 from shmstore.integrations.vllm.shared import (
     HANDLE,
@@ -30,7 +32,6 @@ from shmstore.integrations.vllm.shared import (
     WAIT,
     check_not_of_encoder,
     engines,
-    file_of,
     store_name,
 )
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates

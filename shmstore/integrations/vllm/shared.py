@@ -24,8 +24,8 @@ from typing import Any
 from shmstore.errors import LayoutMismatchError, ShmStoreError
 from shmstore.files import PREFIX
 from shmstore.inspect.inspector import StoreInspector
+from shmstore.integrations.encoder import KIND
 from shmstore.places import folder_of
-from shmstore.store import ObjectStoreWriter
 
 STORE = "SHMSTORE_VLLM_STORE"
 """The variable with a name for the store, which then outlives its servers."""
@@ -37,8 +37,6 @@ WAIT = "SHMSTORE_VLLM_WAIT"
 """The variable with the seconds for which an API server waits for an item that another one processes."""
 SHARE_UUIDS = "SHMSTORE_VLLM_SHARE_UUIDS"
 """The variable that says whether names that clients have chosen mean the same in later runs and on other hosts."""
-KIND = "encoder"
-"""The kind of the objects that are encoder outputs."""
 RUN = "SHMSTORE_VLLM_RUN"
 """The variable with what only the processes of one `vllm serve` share: the name of their store if none was chosen."""
 
@@ -61,13 +59,6 @@ def _remove(name: str, pid: int) -> None:
 def store_name() -> str:
     """Return the name of the store that API servers share."""
     return os.environ.get(STORE) or os.environ[RUN]
-
-
-def file_of(writer: ObjectStoreWriter) -> int | None:
-    """Return which file the store's name names; None if there is none."""
-    with suppress(OSError):  # also of a folder that cannot be looked into
-        return Path(writer.handle.dir, writer.name).stat().st_ino
-    return None
 
 
 def check_not_of_encoder(name: str) -> None:

@@ -19,6 +19,7 @@ from vllm.multimodal.parse import AudioProcessorItems, ImageProcessorItems, Mult
 from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.renderers.base import BaseRenderer
 
+from shmstore.integrations.encoder import namespace
 from shmstore.integrations.vllm import names, register
 from shmstore.integrations.vllm.encoder import ShmstoreECConnector, scope
 from shmstore.integrations.vllm.encoder.settings import Settings
@@ -219,12 +220,12 @@ def test_an_engine_whose_outputs_may_differ_has_another_namespace(config: Any, w
 
 def test_items_are_the_same_on_a_host_whose_files_have_other_times(config: Any) -> None:
     file = Path(config.model_config.model, "preprocessor_config.json")
-    before, text = names.digest(names.processing(config)), file.read_text()
+    before, text = namespace.digest(names.processing(config)), file.read_text()
     for path in file.parent.iterdir():
         os.utime(path)
-    assert before == names.digest(names.processing(config))
+    assert before == namespace.digest(names.processing(config))
     file.write_text(text + " ")
-    assert before != names.digest(names.processing(config))
+    assert before != namespace.digest(names.processing(config))
     file.write_text(text)
 
 
@@ -245,7 +246,7 @@ def test_what_a_model_changes_while_it_is_built_is_not_seen(config: Any) -> None
 def test_a_reset_looks_at_no_file_if_any_weights_may_come(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own = scope.of(config)
     before = own.name
-    monkeypatch.setattr(scope, "_files", lambda folder: pytest.fail("the folder may be unreadable by now"))
+    monkeypatch.setattr(namespace, "_files", lambda folder: pytest.fail("the folder may be unreadable by now"))
     own.reset()
     assert own.name.startswith(f"{before} ")
 

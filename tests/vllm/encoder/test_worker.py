@@ -22,11 +22,11 @@ import torch
 
 from shmstore import device
 from shmstore.errors import ForeignStoreError, RankInUseError, StoreNotFoundError, StoreSpaceError
-from shmstore.integrations.vllm.encoder import attaching, worker
+from shmstore.integrations.encoder import KIND, attaching, outputs
+from shmstore.integrations.vllm.encoder import worker
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.settings import Settings
 from shmstore.integrations.vllm.encoder.worker import WorkerSide
-from shmstore.integrations.vllm.shared import KIND
 from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from tests.store.test_users import GROUP, MEMBER, OUTSIDER, OWNER, as_user
@@ -116,14 +116,14 @@ def test_engines_of_two_users_of_a_group_share_a_store_and_a_third_is_refused() 
     settings = settings_of(store=name, gid=GROUP, allow_uid=OWNER)
 
     def use() -> int:
-        made = worker.open_store(settings)
+        made = outputs.open_store(settings)
         assert made is not None
         with made, attaching.attach(settings) as reader:
             made.put(f"{os.getuid()}", torch.ones(3))
             return sum(reader.has(f"{uid}") for uid in (OWNER, MEMBER))
 
     def refused() -> None:
-        for door in (worker.open_store, attaching.attach):
+        for door in (outputs.open_store, attaching.attach):
             with pytest.raises(ForeignStoreError):
                 door(settings)
 
@@ -136,7 +136,7 @@ def test_an_engine_without_room_says_what_to_set(tmp_path: Path) -> None:
     def open_it() -> None:
         mount_alone("tmpfs", tmp_path, "size=8m")
         with pytest.raises(StoreSpaceError) as caught:
-            worker.open_store(settings_of(store="a", capacity_gb=1.0, dir=str(tmp_path)))
+            outputs.open_store(settings_of(store="a", capacity_gb=1.0, dir=str(tmp_path)))
         assert 1 << 30 < (caught.value.needed or 0)
         assert all(part in caught.value.hint for part in ("capacity_gb", str(tmp_path), "sizeLimit"))
 
@@ -273,7 +273,7 @@ def test_a_later_engine_takes_the_store_as_it_is_and_the_log_of_vllm_says_what_d
 def test_a_store_that_another_engine_makes_is_waited_for_as_long_as_readers_wait(
     make: Worker, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (attaching, worker):
+    for module in (attaching, outputs):
         monkeypatch.setattr(module, "START", 0.05)
     begun = time.monotonic()
     with (SHM / name).open("xb") as file:

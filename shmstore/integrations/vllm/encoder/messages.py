@@ -9,23 +9,8 @@ from typing import Any
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 
+from shmstore.integrations.encoder.outputs import APART, FIGURES
 from shmstore.refs import ObjectRef
-
-FIGURES = {
-    "hits": "Items whose encoder output was in the store",
-    "encoded": "Items that this engine encoded",
-    "deferred": "Requests that waited for an output of another engine",
-    "unclaimed": "Items encoded though another engine was making them, because their requests had waited long enough",
-    "wrong": "Items that were not loaded, because what is stored under their key is not an encoder output for them",
-    "stored": "Encoder outputs stored",
-    "stored_bytes": "Bytes of encoder outputs stored",
-    "evicted": "Encoder outputs evicted from this engine's part of the store",
-    "refused": "Encoder outputs that the store did not take, because it was full or they were too large",
-    "unstored": "Encoder outputs of an engine that only reads, because as many others store as the store has parts",
-}
-"""The counters, and what they count."""
-APART = "1 if the engine shares encoder outputs with no other until its restart, because the weights may have changed"
-"""What the gauge `apart` says."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from vllm.v1.request import RequestStatus
 
-from shmstore.integrations.vllm.encoder.attaching import attach, stored_tensor
+from shmstore.integrations.encoder.attaching import attach, stored_tensor
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.scope import Scope
 from shmstore.integrations.vllm.encoder.settings import Settings

@@ -8,21 +8,11 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import secrets
-from contextlib import suppress
-from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
-import torch
-
-from shmstore.integrations.vllm.names import digest, processing
-
-_FORMAT = 1
-"""The way in which outputs are stored."""
-_NAME = 200
-"""How much of the model's name is kept, in bytes; a namespace has at most 255."""
+from shmstore.integrations.encoder.namespace import namespace_of
+from shmstore.integrations.vllm.names import processing
 
 _log = logging.getLogger("vllm.shmstore")
 
@@ -81,27 +71,11 @@ def _digested(vllm_config: Any) -> str:
     model, load = vllm_config.model_config, vllm_config.load_config
     media = model.multimodal_config
     about = {
-        "format": _FORMAT,
         "items": processing(vllm_config),
-        "torch": torch.__version__,
         "weights": model.model_weights,
-        "files": _files(Path(model.model)),
-        "dtype": str(model.dtype),
         "quantization": [model.quantization, repr(model.quantization_config)],
         "load": [str(load.load_format), repr(load.model_loader_extra_config)],
         "device": vllm_config.device_config.device_type,
         "encoder": media.compute_hash(),
     }
-    name = str(model.model).encode()[-_NAME:].decode(errors="ignore")
-    return f"{name} {str(model.dtype).removeprefix('torch.')} {digest(about)}"
-
-
-def _files(folder: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of each file of a model that is a folder: weights, code, and what processors do."""
-    found = []
-    for path in sorted(folder.iterdir()) if os.path.isdir(folder) else ():
-        with suppress(FileNotFoundError):  # renamed meanwhile, as downloads do
-            about = path.stat()
-            if S_ISREG(about.st_mode):
-                found.append((path.name, about.st_size, about.st_mtime_ns))
-    return found
+    return namespace_of(str(model.model), model.dtype, about)

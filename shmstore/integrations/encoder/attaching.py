@@ -1,4 +1,4 @@
-"""How both sides of the connector attach to the store and look into it, and what an operator does if they cannot."""
+"""How a process attaches to the store of encoder outputs and looks into it, and what an operator does if it cannot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 import torch
 
 from shmstore.errors import RankInUseError, ShmStoreError, StoreNotFoundError
-from shmstore.integrations.vllm.encoder.settings import START, Settings
+from shmstore.integrations.encoder.settings import START, Settings
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 
@@ -19,12 +19,12 @@ def attach(settings: Settings) -> ObjectStoreReader:
             settings.store, None, finds_only=True, wait=START, dir=settings.dir, allow_uid=settings.allow_uid
         )
     except StoreNotFoundError as error:
-        hint = "start an engine with ec_role ec_both or ec_producer first, which makes the store"
+        hint = "start an engine that stores first, which makes it (with vLLM: ec_role ec_both or ec_producer)"
         raise StoreNotFoundError(error.message, hint=hint) from None
     except RankInUseError as error:
         hint = (
-            f"raise readers in ec_connector_extra_config, and {made_again(settings)}; if it is a processor cache "
-            "(SHMSTORE_VLLM_STORE), give another name"
+            f"raise readers in {settings.where}, and {made_again(settings)}; if it is a store of inputs "
+            "(SHMSTORE_VLLM_STORE, SHMSTORE_SGLANG_STORE), give another name"
         )
         raise RankInUseError(error.message, hint=hint) from None
 
