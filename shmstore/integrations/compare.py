@@ -26,7 +26,7 @@ _NAME = re.compile(r"(\w+)(\([^)]*\))?")
 
 @dataclass(frozen=True)
 class Has:
-    """A class, and what it must have."""
+    """A class or a module, and what it must have."""
 
     of: str
     """Its module below the package, and its name in it."""
@@ -42,7 +42,10 @@ class Has:
     def differences(self, package: str) -> Iterator[str]:
         """Yield what is not as known."""
         cls, known = resolve_name(f"{package}.{self.of}"), dict(_NAME.findall(self.names))
-        there = {*dir(cls), *(name for base in cls.__mro__ for name in vars(base).get("__annotations__", ()))}
+        there = {
+            *dir(cls),
+            *(name for base in getattr(cls, "__mro__", ()) for name in vars(base).get("__annotations__", ())),
+        }
         for name, call in known.items():
             if name not in there and (call or not self.asked_by):
                 yield f"{self.of}.{name} is missing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -22,13 +23,20 @@ os.environ |= {
     "SHMSTORE_SGLANG_GB": "0.0625",
 }
 
-SGLANGS = ("sgl_shm_", "sglang_loads_", "psm_", "sem.loky-", "sem.mp-")
+SGLANGS = ("sgl_shm_", "sglang_loads_")
 """How the names of SGLang's own files in /dev/shm begin."""
 
 
 def left_of(pid: int, *kinds: str) -> list[str]:
     """Return the names in /dev/shm that a process has made: SGLang's kind, or "shmstore", and then its pid."""
     return sorted(name for name in os.listdir("/dev/shm") if re.match(rf"({'|'.join(kinds)})[-_]{pid}[-_]", name))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.vllm.model import make_model
+
+    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +51,8 @@ def _no_segment_left_behind() -> Iterator[None]:
     yield
     new = set(os.listdir("/dev/shm")) - before
     for path in (Path("/dev/shm", name) for name in new if name.startswith(SGLANGS)):
-        about = path.stat()
-        if not holders(about.st_dev, about.st_ino):
-            path.unlink()
+        with suppress(FileNotFoundError):  # its process has removed it meanwhile
+            about = path.stat()
+            if not holders(about.st_dev, about.st_ino):
+                path.unlink()
     assert [] == left_of(os.getpid(), "shmstore")

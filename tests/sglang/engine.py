@@ -9,6 +9,9 @@ import sys
 from collections.abc import Awaitable
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from tests.vllm.inputs import IMAGE, chat, message, photograph
 
 TOKENS = 4
@@ -18,31 +21,41 @@ def picture(number: int) -> str:
     return str(message(photograph(number, (448, 448)))[0]["content"][0]["image_url"]["url"])
 
 
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "mm_attention_backend": "sdpa",
+    "grammar_backend": "none",
+    "cuda_graph_backend_prefill": "disabled",
+    "disable_overlap_schedule": True,
+    "disable_radix_cache": True,
+    "mem_fraction_static": 0.4,  # max_total_tokens bounds the pool, however much memory others take
+    "max_total_tokens": 16384,
+    "max_running_requests": 4,
+    "skip_server_warmup": True,
+    "log_level": "warning",
+}
+"""Of every engine here."""
+
+
 def make(model: str, ranks: int) -> Any:
     import sglang
 
-    return sglang.Engine(
-        model_path=model,
-        device="cpu",
-        tp_size=ranks,
-        attention_backend="torch_native",
-        mm_attention_backend="sdpa",
-        grammar_backend="none",
-        cuda_graph_backend_prefill="disabled",
-        disable_overlap_schedule=True,
-        disable_radix_cache=True,
-        mem_fraction_static=0.05,
-        max_total_tokens=16384,
-        max_running_requests=4,
-        skip_server_warmup=True,
-        log_level="warning",
-    )
+    return sglang.Engine(model_path=model, tp_size=ranks, **SETTINGS)
 
 
-async def ask(engine: Any, *numbers: int, n: int = 1, rid: str | None = None) -> list[list[int]]:
-    """Return the tokens of each sample of one request."""
+def blocks(wide: int, high: int) -> str:
+    """Return a picture of the same blocks, however many of them are side by side."""
+    noise = np.random.default_rng(0).integers(0, 256, (high * wide, 28, 28, 3), np.uint8)
+    rows = noise.reshape(high, wide, 28, 28, 3).swapaxes(1, 2).reshape(high * 28, wide * 28, 3)
+    return str(message(Image.fromarray(rows))[0]["content"][0]["image_url"]["url"])
+
+
+async def ask(engine: Any, *asked: int | list[int], n: int = 1, rid: str | None = None) -> list[list[int]]:
+    """Return the tokens of each sample of one request: of pictures by their numbers, or of blocks."""
     sampling = {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "n": n}
-    prompt, images = chat(IMAGE * len(numbers), "what is this"), [picture(number) for number in numbers]
+    images = [blocks(*one) if isinstance(one, list) else picture(one) for one in asked]
+    prompt = chat(IMAGE * len(images), "what is this")
     answer = await engine.async_generate(prompt, sampling, image_data=images, rid=rid)
     return [one["output_ids"] for one in (answer if isinstance(answer, list) else [answer])]
 
@@ -94,12 +107,34 @@ async def for_ever(engine: Any) -> None:
     await asyncio.gather(*work)
 
 
+async def serve(engine: Any) -> None:
+    """Answer the lines of the input as they come: prompts, asked at once, or a folder with new weights."""
+
+    async def answer(asked: dict[str, Any]) -> None:
+        said = await asyncio.gather(*(ask(engine, *prompt) for prompt in asked["ask"]))
+        print(json.dumps({"id": asked["id"], "tokens": [samples[0] for samples in said]}), flush=True)
+
+    running = set()
+    while line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
+        asked = json.loads(line)
+        if "weights" in asked:
+            from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+            update = UpdateWeightFromDiskReqInput(model_path=asked["weights"])
+            done, message, _ = await engine.tokenizer_manager.update_weights_from_disk(update, None)
+            assert done, message
+        running.add(asyncio.create_task(answer(asked)))
+    await asyncio.gather(*running)
+
+
+SCENARIOS = {"answers": answers, "for ever": for_ever, "serve": serve}
+
 if __name__ == "__main__":
     made = make(sys.argv[1], int(sys.argv[2]))
     print(json.dumps("started"), flush=True)
     for scenario in sys.argv[3:]:
         print(
-            json.dumps(made.loop.run_until_complete({"answers": answers, "for ever": for_ever}[scenario](made))),
+            json.dumps(made.loop.run_until_complete(SCENARIOS[scenario](made))),
             flush=True,
         )
     made.shutdown()

@@ -62,13 +62,6 @@ def check_next_start_sweeps(pid: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.vllm.model import make_model
-
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="session")
 def stock(model: Path) -> Callable[[int], Answers]:
     """What an engine of so many ranks answers with the plug-in switched off; asked once."""
 

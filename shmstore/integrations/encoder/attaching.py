@@ -23,7 +23,7 @@ def attach(settings: Settings) -> ObjectStoreReader:
         raise StoreNotFoundError(error.message, hint=hint) from None
     except RankInUseError as error:
         hint = (
-            f"raise readers in {settings.where}, and {made_again(settings)}; if it is a store of inputs "
+            f"raise readers in the options, and {made_again(settings)}; if it is a store of inputs "
             "(SHMSTORE_VLLM_STORE, SHMSTORE_SGLANG_STORE), give another name"
         )
         raise RankInUseError(error.message, hint=hint) from None

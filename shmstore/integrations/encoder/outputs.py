@@ -99,16 +99,32 @@ class Outputs:
             self._file = file_of(self._writer)
             if device == "cuda":
                 lock_pages(self._writer)
-        self._reader: ObjectStoreReader | None = attach(settings) if reads else None
+        self._reader: ObjectStoreReader | None = None
+        if reads:
+            try:
+                self._reader = attach(settings)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def reader(self) -> ObjectStoreReader:
+        """Where outputs are found."""
+        assert self._reader is not None
+        return self._reader
+
+    @property
+    def stores(self) -> bool:
+        """Whether this process stores."""
+        return self._writer is not None
 
     def read(self, ref: ObjectRef) -> Any:
         """Return a stored output on the device; somebody holds it meanwhile."""
-        assert self._reader is not None
         if self._device == "cuda":
-            output = get_patiently(self._reader, ref, device=self._device)
+            output = get_patiently(self.reader, ref, device=self._device)
             self._pool.submit(finish)  # release what was copied from
             return output
-        output = get_patiently(self._reader, ref, copy=not self._views)
+        output = get_patiently(self.reader, ref, copy=not self._views)
         return output if self._device == "cpu" else output.to(self._device)
 
     def store(self, key: str, namespace: str, output: Any, claim: Claim | None = None) -> None:
@@ -118,7 +134,7 @@ class Outputs:
                 self._figures["unstored"] += 1
             return
         if file_of(self._writer) != self._file:
-            self._warn(
+            self.warn(
                 "store %s, or its folder, was removed, and no other engine finds these outputs: start anew",
                 self._settings.store,
             )
@@ -126,6 +142,7 @@ class Outputs:
             place = self._begin(self._writer, key, namespace, output)
             if output.device.type == "cuda":
                 self._pool.submit(_commit, output, download(output, place.value), place, claim)
+                claim = None
             else:
                 place.value.copy_(output)
                 place.commit()
@@ -134,8 +151,11 @@ class Outputs:
         except ShmStoreError as error:  # full or too large
             self._figures["refused"] += 1
             more = f"for a larger capacity_gb or quota_gb, {made_again(self._settings)}"
-            self._warn("an encoder output was not stored, and others may not be: %s (%s)", error.message, more)
+            self.warn("an encoder output was not stored, and others may not be: %s (%s)", error.message, more)
             return
+        finally:
+            if claim is not None:
+                claim.end()
         self._figures["stored"] += 1
         self._figures["stored_bytes"] += output.nbytes
         if new := self._writer.stats().evictions - self._evicted:
@@ -157,11 +177,19 @@ class Outputs:
             writer.delete(key, namespace=namespace)
             return begin()
 
-    def _warn(self, text: str, *what: object) -> None:
+    def warn(self, text: str, *what: object) -> None:
         """Log, once for each text."""
         if text not in self._warned:
             self._warned.add(text)
             _log.warning(text, *what)
+
+    def settle(self) -> None:
+        """Wait until everything that was to be stored is stored, and the claims on it have ended."""
+        self._pool.submit(int).result()
+
+    def count(self, name: str, count: int = 1) -> None:
+        """Count what the engine has done with outputs, by the names in `FIGURES`."""
+        self._figures[name] += count
 
     def figures(self) -> Counter[str]:
         """Return what was counted since the last call, by the names in `FIGURES`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -28,9 +28,6 @@ _EXAMPLE = '{"store": "mm-encoder", "capacity_gb": 16}, and other options as in 
 class Settings:
     """What every engine may be told about the store."""
 
-    where: ClassVar[str]
-    """What the options are given in."""
-
     store: str
     """The store's name; engines with the same name share it."""
     capacity_gb: _Gib
@@ -53,15 +50,15 @@ class Settings:
     """Seconds after a request's first wait in which it waits again; then its engine encodes what is missing."""
 
     @classmethod
-    def parse(cls, options: dict[str, Any]) -> Self:
-        """Return the settings that these options say; ValueError if they say none."""
+    def parse(cls, options: dict[str, Any], where: str) -> Self:
+        """Return the settings that these options say; ValueError if they say none. `where` is what has the options."""
         try:
             settings = cls(**options)
         except ValidationError as error:
             wrong = "; ".join(f"{one['loc'][0]}: {one['msg']}" for one in error.errors())
-            raise ValueError(f"{cls.where}: {wrong} (hint: write {_EXAMPLE})") from None
+            raise ValueError(f"{where}: {wrong} (hint: write {_EXAMPLE})") from None
         if settings.gid is not None and settings.allow_uid is None:
-            raise ValueError(f"{cls.where}: gid needs allow_uid: name the user who owns the store, too")
+            raise ValueError(f"{where}: gid needs allow_uid: name the user who owns the store, too")
         return settings
 
     @property

@@ -7,15 +7,23 @@ and private to it. A tensor for which the store has no room goes by SGLang's own
     SHMSTORE_SGLANG       1 (default); 0: stay out
     SHMSTORE_SGLANG_GB    size of the store in GiB (4)
     SHMSTORE_SGLANG_STORE a name for the store, which then outlives its server, and the next one takes it over
+    SHMSTORE_SGLANG_ENCODER  options of a store of encoder outputs for all engines of the host, in JSON; see `encoder`
 
 The process at the top compares SGLang's version, and the calls between SGLang and the plug-in, with what is known
 (`compare`), and leaves its verdict in the environment, so that all processes which it starts agree. If they differ,
 SGLang is as it was, and one line is logged.
 """
 
+from __future__ import annotations
+
+import json
 import logging
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shmstore.integrations.encoder.settings import Settings
 
 __all__ = ["register"]
 
@@ -26,6 +34,7 @@ AGREED = "SHMSTORE_SGLANG_AGREED"
 """The variable with the verdict of the process at the top: "in" or "out"."""
 GIB = "SHMSTORE_SGLANG_GB"
 STORE = "SHMSTORE_SGLANG_STORE"
+ENCODER = "SHMSTORE_SGLANG_ENCODER"
 
 
 def register() -> None:
@@ -44,6 +53,10 @@ def register() -> None:
         from shmstore.integrations.sglang import pointer  # it imports SGLang, so only where that is known
 
         pointer.install()
+        if encoder_settings() is not None:
+            from shmstore.integrations.sglang import encoder
+
+            encoder.install()
 
 
 def capacity() -> int:
@@ -55,13 +68,28 @@ def capacity() -> int:
     raise ValueError(f"{GIB} must be a number of GiB above 0, not {chosen!r}")
 
 
+def encoder_settings() -> Settings | None:
+    """Return the settings of the store of encoder outputs, if there is one; ValueError if the variable says none."""
+    if not (chosen := os.environ.get(ENCODER)):
+        return None
+    from shmstore.integrations.encoder.settings import Settings
+
+    options = None
+    with suppress(ValueError):
+        options = json.loads(chosen)
+    if not isinstance(options, dict):
+        raise ValueError(f'{ENCODER} must be JSON such as {{"store": "mm-encoder", "capacity_gb": 16}}, not {chosen!r}')
+    return Settings.parse(options, ENCODER)
+
+
 def _decide() -> bool:
     from shmstore.integrations.sglang import compare
     from shmstore.places import folder_of
     from shmstore.store.orphans import remove_dead
 
     capacity()  # a wrong setting is an error now, and not at the first image
-    if (problem := compare.difference()) is not None:
+    known = compare.FEATURES + (compare.ENCODER if encoder_settings() is not None else ())
+    if (problem := compare.difference(known)) is not None:
         _log.warning("shmstore stays out, and SGLang uses its own files: %s", problem)
         return False
     remove_dead(folder_of())  # what a server that was killed has left

@@ -7,18 +7,19 @@ anything.
 """
 
 import sys
+from collections.abc import Iterable
 
 from shmstore.integrations import compare
 from shmstore.integrations.compare import Has, Uses
 
-__all__ = ["FEATURES", "KNOWN", "difference"]
+__all__ = ["ENCODER", "FEATURES", "KNOWN", "difference"]
 
 KNOWN = ">=0.5.22,<0.5.24"
 _MM_UTILS, _MSGPACK = "srt.managers.mm_utils", "srt.utils.msgpack_utils"
 _TOKENIZER = "srt.managers.tokenizer_manager:TokenizerManager"
 _RECEIVER = "srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver._finalize_shm_features"
 
-FEATURES = (
+FEATURES: tuple[Has | Uses, ...] = (
     Has(
         f"{_MM_UTILS}:ShmPointerMMData",
         """__del__() __getstate__() __init__(tensor precomputed_hash ...) __setstate__(state) close_and_unlink()
@@ -48,10 +49,40 @@ FEATURES = (
 """For the pointers to tensors."""
 
 
-def difference() -> str | None:
+_SCHEDULE, _UPDATER = "srt.managers.mm_schedule", "srt.managers.scheduler_components.weight_updater"
+_SCHEDULER, _TURN = "srt.managers.scheduler:Scheduler", "self.flush_cache_after_weight_update"
+ENCODER: tuple[Has | Uses, ...] = (
+    Has(
+        _SCHEDULE,
+        "embedding_cache get_embedding_and_mask(data_embedding_func embedding_items ...) init_mm_embedding_cache(...)",
+    ),
+    Uses("srt.managers.mm_utils:embed_mm_inputs", "get_embedding_and_mask"),
+    Uses(f"{_SCHEDULE}:get_embedding_and_mask", "_get_precomputed_embedding _get_chunked_prefill_embedding"),
+    Uses(f"{_SCHEDULE}:_get_chunked_embedding_full", "_flatten_embedding_result _move_items_to_device"),
+    Uses(f"{_SCHEDULE}:_batch_encode_per_image_misses", "_move_items_to_device embedding_cache isinstance"),
+    Uses(f"{_SCHEDULE}:_can_skip_pre_embed_feature_move", "__class__ getattr"),
+    Uses("srt.mem_cache.kv_cache_builder:build_kv_cache", "init_mm_embedding_cache"),
+    Has("srt.mem_cache.multimodal_cache:MultiModalStaticCache", "clear() has(mm_hash)"),
+    Has(
+        "srt.managers.schedule_batch:MultimodalDataItem",
+        "feature hash modality model_specific_data offsets pad_value set_hash(hash_value) set_pad_value()",
+    ),
+    Has(f"{_UPDATER}:SchedulerWeightUpdaterManager", "flush_cache_after_weight_update(recv_req success message)"),
+    *(
+        Uses(f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_{source}", _TURN)
+        for source in ("disk", "distributed", "ipc", "tensor")
+    ),
+    Has(_SCHEDULER, "get_new_batch_prefill(running_batch)"),
+    Uses(f"{_SCHEDULER}._get_new_batch_prefill_raw", "self.waiting_queue req.init_next_round_input"),
+    Uses("srt.managers.schedule_batch:Req", "self.multimodal_inputs"),
+)
+"""For encoder outputs."""
+
+
+def difference(known: Iterable[Has | Uses] = FEATURES) -> str | None:
     """Return the first difference between the SGLang of this process and what is known of it; None if there is none."""
-    return compare.difference("sglang", KNOWN, FEATURES)
+    return compare.difference("sglang", KNOWN, known)
 
 
 if __name__ == "__main__":
-    sys.exit(compare.main("sglang", KNOWN, {"features": FEATURES}))
+    sys.exit(compare.main("sglang", KNOWN, {"features": FEATURES, "encoder outputs": ENCODER}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
@@ -13,8 +13,6 @@ from shmstore.integrations.vllm import names
 @dataclass(frozen=True, config=settings.CONFIG)
 class Settings(settings.Settings):
     """The options of `ec_connector_extra_config`."""
-
-    where: ClassVar[str] = "ec_connector_extra_config"
 
     read: Literal["copy", "views"] = "copy"
     """Whether a worker's own encoder cache holds copies, or read-only views that pin their place in the store.
@@ -30,7 +28,7 @@ class Settings(settings.Settings):
     def of(cls, vllm_config: Any) -> Settings:
         """Return the settings of a configuration; ValueError if they, or the engine, cannot be served."""
         refuse(vllm_config)
-        return cls.parse(vllm_config.ec_transfer_config.ec_connector_extra_config)
+        return cls.parse(vllm_config.ec_transfer_config.ec_connector_extra_config, "ec_connector_extra_config")
 
 
 def refuse(vllm_config: Any) -> None:
