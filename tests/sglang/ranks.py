@@ -25,7 +25,7 @@ def patch(rank: int, size: int) -> SimpleNamespace:
     parallel = SimpleNamespace(dp_size=1, attn_dp_enabled=False, tp_size=size, tp_rank=rank, tp_group=group)
     for module in (request_receiver, pointer, sender):
         vars(module)["get_parallel"] = lambda: parallel
-    engine = SimpleNamespace(model_path="model", revision=None, mm_process_config=None)
+    engine = SimpleNamespace(model_path="model", revision=None, mm_process_config=None, tokenizer_worker_num=1)
     vars(sender)["get_server_args"] = lambda: engine
     vars(mm_utils)["_is_default_tensor_transport"] = False
     vars(mm_utils)["get_serving"] = lambda: SimpleNamespace(skip_tokenizer_init=False)

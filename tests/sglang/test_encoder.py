@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -92,6 +93,7 @@ class Host:
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.model, self.folder, self.name = model, folder, store_name()
+        self._before = Counter[int]()
 
     @contextmanager
     def engine(self, ranks: int = 1, options: dict[str, Any] | None = None, **env: str) -> Iterator[Engine]:
@@ -105,8 +107,8 @@ class Host:
 
     def encoded(self, rank: int = 0) -> int:
         """Return how many items were encoded since the last call."""
-        before, self.__dict__[f"before{rank}"] = vars(self).get(f"before{rank}", 0), calls(self.folder, rank)
-        return calls(self.folder, rank) - before
+        before, self._before[rank] = self._before[rank], calls(self.folder, rank)
+        return self._before[rank] - before
 
     def until_encoding(self, items: int) -> None:
         while (begun := self.encoded()) == 0:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,15 +245,19 @@ def test_a_tensor_that_cannot_be_mapped_privately_is_copied(sender: Any, monkeyp
 
 
 @pytest.mark.parametrize("parallel", [{"dp_size": 2}, {"attn_dp_enabled": True}])
-def test_with_data_parallelism_the_plugin_stays_out(
-    parallel: dict[str, Any], sender: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_with_data_parallelism_a_lease_ends_with_its_request(parallel: dict[str, Any], sender: Any) -> None:
     vars(patch(0, 2)).update(parallel)
-    for number in range(2):
-        (made,) = pointers_of(request(pixels(number, 1)))
-        assert made._ref is None
-        made.close_and_unlink()
-    assert 1 == len([record for record in caplog.records if record.name == "sglang.shmstore"])
+    manager = SimpleNamespace(rid_to_state={"r": SimpleNamespace()})
+    made = request(tensor := pixels(1))
+    (one,) = pointers_of(msgpack_decode(pointer._dispatch(lambda _, message: msgpack_encode(message), manager, made)))
+    del made
+    assert torch.equal(tensor, one.materialize())
+    assert 1 == sender.writer.stats().open_leases  # another replica may read it
+    manager.rid_to_state.clear()
+    assert 0 == sender.writer.stats().open_leases
+
+    request(pixels(2))  # never sent
+    assert 0 == sender.writer.stats().open_leases
 
 
 def test_a_scheduler_without_the_plugin_fails_the_request_and_can_open_nothing(sender: Any, tmp_path: Path) -> None:

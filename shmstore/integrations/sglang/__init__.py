@@ -34,6 +34,8 @@ AGREED = "SHMSTORE_SGLANG_AGREED"
 """The variable with the verdict of the process at the top: "in" or "out"."""
 GIB = "SHMSTORE_SGLANG_GB"
 STORE = "SHMSTORE_SGLANG_STORE"
+RUN = "SHMSTORE_SGLANG_RUN"
+"""The variable with the name of the store that several tokenizer processes share, if none was chosen."""
 ENCODER = "SHMSTORE_SGLANG_ENCODER"
 
 
@@ -47,12 +49,15 @@ def register() -> None:
         raise ValueError(f"SHMSTORE_SGLANG must be 0 or 1, not {wanted!r}")
     if wanted == "0":
         return
-    if AGREED not in os.environ:
+    top = AGREED not in os.environ
+    if top:
         os.environ[AGREED] = "in" if _decide() else "out"
     if os.environ[AGREED] == "in":
         from shmstore.integrations.sglang import pointer  # it imports SGLang, so only where that is known
 
         pointer.install()
+        if top:
+            pointer.install_on_top()
         if encoder_settings() is not None:
             from shmstore.integrations.sglang import encoder
 

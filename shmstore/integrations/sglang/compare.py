@@ -44,6 +44,9 @@ FEATURES: tuple[Has | Uses, ...] = (
     Has(_TOKENIZER, "_dispatch_to_scheduler(obj)"),
     Uses(_TOKENIZER, "wrap_shm_features self._dispatch_to_scheduler"),
     Uses(f"{_TOKENIZER}._dispatch_to_scheduler", "sock_send"),
+    Uses(_TOKENIZER, "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE import_processors self.rid_to_state"),
+    Uses("srt.managers.multimodal_processor:import_processors", "__path__ import_module"),
+    Has("srt.managers.multi_tokenizer_mixin", "write_data_for_multi_tokenizer(port_args server_args ...)"),
     Has("srt.plugins.hook_registry:HookRegistry", "register(target hook hook_type ...) apply_hooks()"),
 )
 """For the pointers to tensors."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -21,9 +23,11 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_parallel
 
 from shmstore.errors import SharedMemoryError, ShmStoreError
-from shmstore.integrations.sglang.sender import sender
+from shmstore.files import PREFIX
+from shmstore.integrations.sglang import RUN
+from shmstore.integrations.sglang.sender import has_replicas, sender
 from shmstore.refs import ObjectRef, StoreHandle
-from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.store import LeasedRef, ObjectStoreReader, ObjectStoreWriter
 
 _log = logging.getLogger("sglang.shmstore")
 
@@ -31,6 +35,9 @@ TESTED = ("0.5.23",)
 """The versions that the tests ran engines of."""
 TARGET = "sglang.srt.managers.mm_utils.ShmPointerMMData"
 DISPATCH = "sglang.srt.managers.tokenizer_manager.TokenizerManager._dispatch_to_scheduler"
+SEVERAL = "sglang.srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer"
+PACKAGE, OURS = "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE", "shmstore.integrations.sglang.tokenizers"
+"""The variable with a package that each tokenizer process imports, and ours."""
 NO_FILE = "shmstore/this process lacks the plug-in"
 """The name of a file that cannot be: shared memory has no folders."""
 
@@ -45,6 +52,8 @@ class ShmPointerMMData(mm_utils.ShmPointerMMData):  # type: ignore[misc]
     _store = ""
     _unsent: ObjectStoreWriter | None = None
     """Who ends the lease if the pointer is not sent."""
+    _leased: LeasedRef | None = None
+    """The lease of one of several replicas, which ends with the request."""
     shm_name = NO_FILE
     shape = dtype = precomputed_hash = _shm_handle = _materialization_error = tensor = None
 
@@ -53,7 +62,7 @@ class ShmPointerMMData(mm_utils.ShmPointerMMData):  # type: ignore[misc]
         if handed_out is None:
             super().__init__(tensor, precomputed_hash)
             return
-        ref, self._unsent = handed_out
+        ref, self._unsent, self._leased = handed_out
         _follow_messages()
         self.__setstate__(
             {
@@ -127,7 +136,8 @@ ShmPointerMMData.__qualname__ = mm_utils.ShmPointerMMData.__qualname__
 
 def _reader(store: str) -> ObjectStoreReader:
     if store not in _readers:
-        _readers[store] = ObjectStoreReader.attach(StoreHandle.from_json(store), rank=get_parallel().tp_rank)
+        rank = None if has_replicas() else get_parallel().tp_rank
+        _readers[store] = ObjectStoreReader.attach(StoreHandle.from_json(store), rank, finds_only=rank is None)
     return _readers[store]
 
 
@@ -143,6 +153,10 @@ def _dispatch(send: Callable[..., Any], manager: Any, message: Any) -> Any:
         done = send(manager, message)
         for pointer in sent:
             pointer._unsent = None
+        if leases := [pointer._leased for pointer in sent if pointer._leased is not None]:
+            for one in getattr(message, "batch", [message]):
+                if (state := manager.rid_to_state.get(one.rid)) is not None:  # else the request is over already
+                    vars(state).setdefault("shmstore", []).extend(leases)
         return done
     finally:
         _encoded = None
@@ -153,6 +167,18 @@ def _follow_messages() -> None:
     """Wrap how a tokenizer process sends; only here, since no other process has a `TokenizerManager`."""
     HookRegistry.register(DISPATCH, _dispatch, HookType.AROUND)
     HookRegistry.apply_hooks()
+
+
+def _share(*_: Any, **__: Any) -> None:
+    """Have the tokenizer processes that are about to start load plug-ins, and share a store."""
+    os.environ.setdefault(RUN, f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
+    if os.environ.setdefault(PACKAGE, OURS) != OURS:
+        _log.warning("tokenizer processes send SGLang's own files, because %s is %s", PACKAGE, os.environ[PACKAGE])
+
+
+def install_on_top() -> None:
+    """Register what is for the process that starts all others."""
+    HookRegistry.register(SEVERAL, _share, HookType.BEFORE)
 
 
 @functools.cache

@@ -29,10 +29,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from shmstore.errors import ObjectNotFoundError, ShmStoreError, unless_interrupted
 from shmstore.files import classify
-from shmstore.integrations.sglang import STORE, capacity
+from shmstore.integrations.sglang import RUN, STORE, capacity
 from shmstore.places import place_of
 from shmstore.refs import ObjectRef
-from shmstore.store import ObjectStoreWriter, StoreOptions
+from shmstore.store import LeasedRef, ObjectStoreWriter, StoreOptions
 from shmstore.store.batch import internals_of
 
 _log = logging.getLogger("sglang.shmstore")
@@ -52,14 +52,19 @@ class Sender:
         self._engine: object = None
         """The settings of the engine that the store is for: its ranks and its model are those of the store."""
 
-    def hand_out(self, tensor: torch.Tensor, known_hash: int | None) -> tuple[ObjectRef, ObjectStoreWriter] | None:
-        """Store the tensor, or find it, and return a reference that waits for every rank; None if that fails."""
+    def hand_out(
+        self, tensor: torch.Tensor, known_hash: int | None
+    ) -> tuple[ObjectRef, ObjectStoreWriter, LeasedRef | None] | None:
+        """Store the tensor, or find it, and return a reference that waits for every rank; None if that fails.
+
+        One of several replicas will read it, and nobody knows which: then it waits for the end of the lease.
+        """
         try:
             with self._lock:
                 writer = self._opened()
                 key, namespace = self._key_of(tensor, known_hash)
                 ref = _stored(writer, key, namespace, tensor) or writer.put(key, tensor, namespace=namespace)
-            return ref, writer
+            return ref, writer, writer.hold(ref) if has_replicas() else None
         except unless_interrupted(Exception) as error:  # of whatever kind: the request goes on without the store
             self._count_file(error)
             return None
@@ -101,13 +106,26 @@ class Sender:
             _log.warning("%d tensors went by SGLang's own files, the last one because of: %s", self.files, error)
 
 
-def _open() -> ObjectStoreWriter:
+def has_replicas() -> bool:
+    """Return whether a request goes to one of several replicas, which is chosen after its tensors were stored."""
     parallel = get_parallel()
-    if parallel.dp_size > 1 or parallel.attn_dp_enabled:
-        raise RuntimeError("the replica that will read is chosen later, so with data parallelism no lease ends")
-    options: StoreOptions = {"capacity": capacity(), "n_readers": parallel.tp_size, "prefault": True}
-    named = os.environ.get(STORE)
-    return ObjectStoreWriter.open(named, **options) if named else ObjectStoreWriter.create(**options)
+    return bool(parallel.dp_size > 1 or parallel.attn_dp_enabled)
+
+
+def _open() -> ObjectStoreWriter:
+    parallel, workers = get_parallel(), get_server_args().tokenizer_worker_num
+    ranks = parallel.tp_size if parallel.attn_dp_enabled else parallel.tp_size * parallel.dp_size
+    options: StoreOptions = {
+        "capacity": capacity() // workers,
+        "n_readers": ranks,
+        "n_writers": workers,
+        "prefault": True,
+    }
+    if named := os.environ.get(STORE):
+        return ObjectStoreWriter.open(named, **options)
+    if workers > 1:  # each of these processes opens it
+        return ObjectStoreWriter.open(os.environ[RUN], keep=False, **options)
+    return ObjectStoreWriter.create(**options)
 
 
 def _stored(writer: ObjectStoreWriter, key: str, namespace: str | None, tensor: torch.Tensor) -> ObjectRef | None:
