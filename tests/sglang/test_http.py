@@ -1,4 +1,4 @@
-"""The server of the guide's own command, over HTTP."""
+"""Servers over HTTP, started as the guide says, also with several tokenizer processes and several replicas."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import psutil
+import pytest
 
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.store import ObjectStoreWriter
-from tests.sglang.engine import SETTINGS
+from tests.sglang.conftest import left_of
+from tests.sglang.engine import SETTINGS, picture
 from tests.support import store_name
-from tests.vllm.inputs import message, photograph
+from tests.vllm.inputs import IMAGE, chat, message, photograph
+
+Ask = Callable[..., str]
 
 
 def free_port() -> int:
@@ -27,23 +34,17 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def test_a_server_answers_over_http_and_its_metrics_have_both_stores(model: Path, tmp_path: Path) -> None:
-    name, port = store_name(), free_port()
-    flags = [
-        part
-        for key, value in SETTINGS.items()
-        for part in (f"--{key.replace('_', '-')}", *([] if value is True else [str(value)]))
-    ]
+@contextmanager
+def server(model: Path, folder: Path, *flags: str, **env: str) -> Iterator[tuple[int, Ask]]:
+    """Yield the process of a server, and what asks it."""
+    port = free_port()
+    for key, value in SETTINGS.items():
+        flags += (f"--{key.replace('_', '-')}", *([] if value is True else [str(value)]))
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *flags]
-    env = {"SHMSTORE_SGLANG_ENCODER": json.dumps({"store": name, "capacity_gb": 0.0625})}
-    env |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "SGLANG_MM_PRECOMPUTE_HASH": "1"}
-    log = tmp_path / "log"
-    with log.open("wb") as out:
-        server = subprocess.Popen(
-            [*command, "--enable-metrics"], stdout=out, stderr=out, env=os.environ | env, start_new_session=True
-        )
+    with (log := folder / "log").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | env, start_new_session=True)
 
-    def get(path: str, body: object = None) -> str:
+    def ask(path: str, body: object = None) -> str:
         data = None if body is None else json.dumps(body).encode()
         request = Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
         with urlopen(request, timeout=300) as answer:
@@ -51,21 +52,44 @@ def test_a_server_answers_over_http_and_its_metrics_have_both_stores(model: Path
 
     try:
         while True:
-            assert server.poll() is None, log.read_text()[-5000:]
+            assert process.poll() is None, log.read_text()[-5000:]
             try:
-                get("/health")
+                ask("/health")
                 break
             except (URLError, ConnectionError):
                 time.sleep(0.2)
-        body = {"messages": message(photograph(1)), "model": "any", "max_tokens": 4, "temperature": 0}
-        said = [json.loads(get("/v1/chat/completions", body))["choices"][0]["message"]["content"] for _ in range(2)]
-        assert said[0] == said[1]
-        metrics = get("/metrics")
-        assert "shmstore_encoder_encoded_total 1.0" in metrics, metrics
-        assert "shmstore_puts_total" in metrics
+        yield process.pid, ask
     finally:
-        family = psutil.Process(server.pid).children(recursive=True)
-        server.send_signal(signal.SIGTERM)
-        server.wait(120)
-        psutil.wait_procs(family, 60)
-        ObjectStoreWriter.unlink(name)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+        for one in psutil.wait_procs(family, 60)[1]:  # workers of the server that do not end
+            one.kill()
+
+
+def test_a_server_answers_over_http_and_its_metrics_have_both_stores(model: Path, tmp_path: Path) -> None:
+    name = store_name()
+    options = json.dumps({"store": name, "capacity_gb": 0.0625})
+    with server(model, tmp_path, "--enable-metrics", SHMSTORE_SGLANG_ENCODER=options) as (_, ask):
+        body = {"messages": message(photograph(1)), "model": "any", "max_tokens": 4, "temperature": 0}
+        said = [json.loads(ask("/v1/chat/completions", body))["choices"][0]["message"]["content"] for _ in range(2)]
+        assert said[0] == said[1]
+        metrics = ask("/metrics")
+        assert "shmstore_encoder_encoded_total 1.0" in metrics
+        assert "shmstore_puts_total" in metrics
+    ObjectStoreWriter.unlink(name)
+
+
+@pytest.mark.parametrize("flag", ["--tokenizer-worker-num", "--dp-size"])
+def test_two_processes_store_a_picture_once_and_no_lease_is_left(flag: str, model: Path, tmp_path: Path) -> None:
+    with server(model, tmp_path, flag, "2", SGLANG_MM_PRECOMPUTE_HASH="1") as (pid, ask):
+        sampling = {"max_new_tokens": 2, "temperature": 0, "n": 3}
+        body = {"text": chat(IMAGE, "what is this"), "image_data": picture(1), "sampling_params": sampling}
+        said = [[one["output_ids"] for one in json.loads(ask("/generate", body))] for _ in range(8)]
+        assert [said[0][:1] * 3] * 8 == said
+        (name,) = left_of(pid, "shmstore")
+        with StoreInspector.open(name) as store:
+            facts = store.facts()
+            assert (1, 0) == (facts.puts, facts.open_leases)
+            assert facts.hits >= 8 * 3
+    assert [] == left_of(pid, "shmstore")

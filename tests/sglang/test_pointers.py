@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.managers import mm_utils
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput, msgpack_decode, msgpack_encode
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
 from sglang.srt.plugins import load_plugins
 
 from tests.sglang.conftest import left_of
@@ -26,7 +28,7 @@ PLUGIN_IMPORTS = set(sys.modules) - IMPORTED
 
 from shmstore import ObjectRef, ObjectStoreReader  # noqa: E402
 from shmstore.errors import SharedMemoryError  # noqa: E402
-from shmstore.integrations.sglang import pointer  # noqa: E402  what it replaces must be known first
+from shmstore.integrations.sglang import STORE, pointer  # noqa: E402  what it replaces must be known first
 from shmstore.integrations.sglang.sender import Sender  # noqa: E402
 
 STOCK = pointer.ShmPointerMMData.__mro__[1]
@@ -109,6 +111,20 @@ def test_items_of_one_hash_share_what_is_stored_but_not_with_another_shape(ranks
         send(ranks, request(made, hashes=(7,)))
         assert [expected(made)] * 2 == ranks.answers()
     assert (3, 1, 3) == (sender.writer.stats().puts, sender.writer.stats().hits, len(sender.writer))
+
+
+def test_in_a_named_store_the_hash_of_a_caller_is_for_one_process(
+    sender: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STORE, name)
+    for number, given in enumerate((None, 7)):
+        made = request(tensor := pixels(number), hashes=(given,))
+        made.mm_inputs = MultimodalProcessorOutput(
+            mm_items=[MultimodalDataItem(modality=Modality.IMAGE, feature=tensor, hash=given)]
+        )
+        pointer._set_pad_value(MultimodalDataItem.set_pad_value, made.mm_inputs.mm_items[0])
+        pointers_of(mm_utils.wrap_shm_features(made))
+    assert [True, False] == [sender._run not in one for one in sorted(sender.writer.namespaces(), key=len)]
 
 
 def test_a_given_tensor_takes_the_place_of_another_under_its_hash(ranks: Ranks, sender: Any) -> None:

@@ -46,6 +46,10 @@ FEATURES: tuple[Has | Uses, ...] = (
     Uses(f"{_TOKENIZER}._dispatch_to_scheduler", "sock_send"),
     Uses(_TOKENIZER, "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE import_processors self.rid_to_state"),
     Uses("srt.managers.multimodal_processor:import_processors", "__path__ import_module"),
+    Has(
+        "srt.managers.schedule_batch:MultimodalDataItem",
+        "feature hash model_specific_data pad_value set_hash(hash_value) set_pad_value()",
+    ),
     Has("srt.managers.multi_tokenizer_mixin", "write_data_for_multi_tokenizer(port_args server_args ...)"),
     Has("srt.plugins.hook_registry:HookRegistry", "register(target hook hook_type ...) apply_hooks()"),
 )
@@ -66,10 +70,7 @@ ENCODER: tuple[Has | Uses, ...] = (
     Uses(f"{_SCHEDULE}:_can_skip_pre_embed_feature_move", "__class__ getattr"),
     Uses("srt.mem_cache.kv_cache_builder:build_kv_cache", "init_mm_embedding_cache"),
     Has("srt.mem_cache.multimodal_cache:MultiModalStaticCache", "clear() has(mm_hash)"),
-    Has(
-        "srt.managers.schedule_batch:MultimodalDataItem",
-        "feature hash modality model_specific_data offsets pad_value set_hash(hash_value) set_pad_value()",
-    ),
+    Has("srt.managers.schedule_batch:MultimodalDataItem", "modality offsets"),
     Has(f"{_UPDATER}:SchedulerWeightUpdaterManager", "flush_cache_after_weight_update(recv_req success message)"),
     *(
         Uses(f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_{source}", _TURN)

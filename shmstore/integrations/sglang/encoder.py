@@ -47,7 +47,6 @@ _log = logging.getLogger("sglang.shmstore")
 _SCHEDULE = "sglang.srt.managers.mm_schedule"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_ITEM = "sglang.srt.managers.schedule_batch.MultimodalDataItem"
 _AHEAD = 16
 """How many requests of the queue may stay in it for another engine; a step takes few more, and each costs a digest."""
 
@@ -305,16 +304,6 @@ def _embed(theirs: Callable[..., Any], data_embedding_func: Any, embedding_items
     return theirs(data_embedding_func=encode, embedding_items=embedding_items, **more)
 
 
-def _set_pad_value(theirs: Callable[..., None], item: Any) -> None:
-    """Let a hash that SGLang makes of the bytes tell a wide picture from a tall one of the same blocks, too."""
-    if item.pad_value is None and item.hash is None and item.model_specific_data:
-        theirs(item)
-        with suppress(TypeError, ValueError):
-            item.set_hash(int(hash_item([item.hash, item.model_specific_data], "sha256")[:16], 16))
-    else:
-        theirs(item)
-
-
 def _updated(_: Any, *args: Any, **more: Any) -> None:
     """Forget what the old weights have made."""
     mm_schedule.embedding_cache.clear()
@@ -395,4 +384,3 @@ def install() -> None:
     """Register what begins with a scheduler, which `load_plugins` then applies; idempotent."""
     HookRegistry.register(f"{_SCHEDULE}.init_mm_embedding_cache", _start, HookType.AFTER)
     HookRegistry.register(f"{_SCHEDULE}.get_embedding_and_mask", _embed, HookType.AROUND)
-    HookRegistry.register(f"{_ITEM}.set_pad_value", _set_pad_value, HookType.AROUND)

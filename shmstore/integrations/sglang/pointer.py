@@ -24,8 +24,9 @@ from sglang.srt.runtime_context import get_parallel
 
 from shmstore.errors import SharedMemoryError, ShmStoreError
 from shmstore.files import PREFIX
-from shmstore.integrations.sglang import RUN
+from shmstore.integrations.sglang import ENCODER, RUN, STORE
 from shmstore.integrations.sglang.sender import has_replicas, sender
+from shmstore.multimodal.values.hashing import hash_item
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.store import LeasedRef, ObjectStoreReader, ObjectStoreWriter
 
@@ -35,6 +36,7 @@ TESTED = ("0.5.23",)
 """The versions that the tests ran engines of."""
 TARGET = "sglang.srt.managers.mm_utils.ShmPointerMMData"
 DISPATCH = "sglang.srt.managers.tokenizer_manager.TokenizerManager._dispatch_to_scheduler"
+HASH = "sglang.srt.managers.schedule_batch.MultimodalDataItem.set_pad_value"
 SEVERAL = "sglang.srt.managers.multi_tokenizer_mixin.write_data_for_multi_tokenizer"
 PACKAGE, OURS = "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE", "shmstore.integrations.sglang.tokenizers"
 """The variable with a package that each tokenizer process imports, and ours."""
@@ -169,6 +171,21 @@ def _follow_messages() -> None:
     HookRegistry.apply_hooks()
 
 
+def _set_pad_value(hash_it: Callable[..., None], item: Any) -> None:
+    """Note a tensor whose hash SGLang makes itself, and if encoder outputs are shared let the hash cover the grid, too.
+
+    SGLang's covers only the bytes, which a wide picture and a tall one of the same blocks have in common.
+    """
+    given = item.pad_value is not None or item.hash is not None
+    hash_it(item)
+    if not given:
+        if os.environ.get(ENCODER) and item.model_specific_data:
+            with suppress(TypeError, ValueError):  # it has something else than plain data
+                item.set_hash(int(hash_item([item.hash, item.model_specific_data], "sha256")[:16], 16))
+        if isinstance(item.feature, torch.Tensor):
+            sender.hashed[item.feature] = True
+
+
 def _share(*_: Any, **__: Any) -> None:
     """Have the tokenizer processes that are about to start load plug-ins, and share a store."""
     os.environ.setdefault(RUN, f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
@@ -185,5 +202,7 @@ def install_on_top() -> None:
 def install() -> None:
     """Register our class in the place of SGLang's, which `load_plugins` then puts there; idempotent."""
     HookRegistry.register(TARGET, ShmPointerMMData, HookType.REPLACE)
+    if os.environ.get(STORE) or os.environ.get(ENCODER):
+        HookRegistry.register(HASH, _set_pad_value, HookType.AROUND)
     if (version := sglang.__version__.partition("+")[0]) not in TESTED:
         _log.warning("shmstore was not tested with SGLang %s, but with %s", version, ", ".join(TESTED))

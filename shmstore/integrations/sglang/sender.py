@@ -6,7 +6,8 @@ the same object, and share what is stored. That key ends with the object. An `id
 again; nor would torch's version of the tensor, because it misses writes through numpy.
 
 A hash that a caller gave may name another tensor today, and a tensor may have been written to since it was stored. So
-what is stored is compared with the given tensor, which takes its place if they differ.
+what is stored is compared with the given tensor, which takes its place if they differ. In a named store, which others
+take over, such a hash is in a namespace of this process.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Sender:
         self._lock = threading.Lock()
         self._run, self._numbers = secrets.token_hex(8), itertools.count()
         self._keys = WeakIdKeyDictionary()
+        self.hashed = WeakIdKeyDictionary()
+        """Tensors whose hash SGLang has made itself."""
         self._namespace = ""
         self._engine: object = None
         """The settings of the engine that the store is for: its ranks and its model are those of the store."""
@@ -71,7 +74,9 @@ class Sender:
 
     def _key_of(self, tensor: torch.Tensor, known_hash: int | None) -> tuple[str, str | None]:
         if known_hash is not None:  # an item's feature and its embeddings have one hash
-            return f"{known_hash:x} {tensor.dtype} {tuple(tensor.shape)}", self._namespace
+            ours = tensor in self.hashed or not os.environ.get(STORE)  # else a caller may have given it
+            scope = self._namespace if ours else f"{self._namespace} {self._run}"
+            return f"{known_hash:x} {tensor.dtype} {tuple(tensor.shape)}", scope
         key: str | None = self._keys.get(tensor)  # type: ignore[no-untyped-call]
         if key is None:
             key = self._keys[tensor] = f"{self._run}-{next(self._numbers)}"
