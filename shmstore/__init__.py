@@ -11,6 +11,7 @@ from shmstore.errors import *  # noqa: F403 - the public errors, as errors.__all
 from shmstore.refs import ObjectRef, StoreHandle
 
 if TYPE_CHECKING:
+    from shmstore.frontdoor.cache import Cache, CacheStats
     from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
     from shmstore.store import (
         Claim,
@@ -31,6 +32,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     *errors.__all__,
+    "Cache",
+    "CacheStats",
     "Claim",
     "KindStats",
     "LeasedRef",
@@ -58,10 +61,13 @@ def __getattr__(name: str) -> Any:
     """
     if name not in (*__all__, "serde", "store"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import shmstore.frontdoor.cache as cache
     import shmstore.serde as serde
     import shmstore.store as store
 
-    globals().update({late: getattr(home, late) for home in (serde, store) for late in home.__all__ if late in __all__})
+    globals().update(
+        {late: getattr(home, late) for home in (serde, store, cache) for late in home.__all__ if late in __all__}
+    )
     return globals()[name]
 
 

@@ -1,0 +1,1 @@
+"""What a program that is no engine needs of a store."""

@@ -1,0 +1,645 @@
+"""`Cache`: a mapping that processes share, on the calls of one store with several writers.
+
+A process that makes values fills arenas of its own, and finds what is in all of them. There are more arenas than
+processes, and each takes space only once it is taken. A process whose arenas are full takes another one, as long as
+enough stay free for those that come later; only then does it evict.
+
+The right to make a value is a claim on its key, in a namespace where nothing is stored: so an expired value does not
+hide it. Another claim, held for as long as a copy takes, lets one process at a time replace or remove a value. The
+kernel ends both with their process.
+"""
+
+import functools
+import inspect
+import logging
+import os
+import re
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Generator, ItemsView, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+
+from shmstore import errors
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.places import Folder, folder_of
+from shmstore.refs import ObjectRef
+from shmstore.serde import MsgpackSerde
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.store.arguments import check_flags, checked_name, int_of, packed_key, seconds_of
+from shmstore.store.options import MAX_CAPACITY, MAX_OBJECTS, MAX_WRITERS
+from shmstore.store.warming import touch_pages
+
+__all__ = ["Cache", "CacheStats"]
+
+_log = logging.getLogger(__name__)
+_ARENAS = 4  # for each process; a value takes one of them at most
+_READERS = 128  # processes that read at a time; each costs four bytes an object
+_OBJECT = 64 << 10  # bytes of capacity for each object that an arena may hold
+_HEAD = 256  # bytes of an object beside its key, metadata and arrays, at most
+_AGAIN = 0.003  # seconds between two looks at another process's claim
+_PATIENCE = 5.0  # seconds to wait for one that replaces a value, which takes as long as a copy unless it was stopped
+_MAKES, _PUTS = "make", "put"  # namespaces of claims
+_ABSENT: Final = object()
+_Claim = Any  # Claim, or None without one
+_making: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("_making", default=())
+"""What is being made by callers of this one: the path of the cache, and the key."""
+_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {f"{u}i": 1024**n for n, u in enumerate("kmgt", 1)}
+_HINTS = dict.fromkeys(("maxsize", "max_size", "size_limit", "max_entries", "threshold"), "pass capacity, in bytes")
+_HINTS |= dict.fromkeys(("ttl", "timeout", "default_timeout", "expire"), "pass expire with each value")
+_WHY: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
+    "full": (errors.StoreFullError, errors.StoreSpaceError),
+    "too large": errors.ObjectTooLargeError,
+    "unsupported": errors.UnsupportedValueError,
+    "reads only": errors.WriterActiveError,
+    "failed": Exception,
+}
+
+
+_pause = functools.partial(time.sleep, _AGAIN)
+
+
+def _bytes_of(capacity: Any) -> int:
+    """Return a capacity in bytes: an int, or a text such as "4 GiB" or "500 MB"."""
+    if isinstance(capacity, str) and (found := re.fullmatch(r"([\d.]+) *([kmgt]?i?)b?", capacity.strip().lower())):
+        with suppress(KeyError, ValueError):
+            capacity = int(float(found[1]) * _UNITS[found[2]])
+    return int_of("capacity", capacity, 1, MAX_CAPACITY, 'bytes, or a text such as "4 GiB"')
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    for name in options:
+        raise TypeError(f"a cache has no option {name!r}" + (f" (hint: {_HINTS[name]})" if name in _HINTS else ""))
+
+
+def _key_of(prefix: str, *args: Any, **kwargs: Any) -> str:
+    for value in (*args, *kwargs.values()):
+        if type(value) not in (str, bytes, int, float, bool, type(None)):
+            raise TypeError(
+                f"an argument of {prefix} is of type {type(value).__name__}, of which a cache makes no key (hint: pass "
+                "key=..., a function from the arguments to a str)"
+            )
+    return f"{prefix}{args}{sorted(kwargs.items()) if kwargs else ''}"
+
+
+def _close(held: list[ObjectStoreWriter | ObjectStoreReader]) -> None:
+    while held:
+        held.pop().close()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What this process has done with a cache, and what is in it."""
+
+    hits: int
+    """Values that were found."""
+    misses: int
+    """Values that were not, those that were made among them."""
+    made: int
+    """Values that this process has made."""
+    waits: int
+    """Times that it waited while another process, or thread, made one."""
+    not_stored: dict[str, int]
+    """Values that were made and not stored, by reason.
+
+    "full": all space is in use, or the host has no more; "too large" for an arena; "unsupported" by the serializer;
+    "reads only": as many others make values as the cache is for; "failed": the log says once why.
+    """
+    objects: int
+    """Values of all processes; expired ones count until they are replaced or evicted."""
+    used_bytes: int
+    """The space that they take."""
+    reserved_bytes: int
+    """The space that was taken from the host for them."""
+    capacity: int
+    """The space that may be taken."""
+
+
+class _Items(ItemsView[str, Any]):
+    def __init__(self, cache: "Cache") -> None:
+        super().__init__(cache)
+        self._cache = cache
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for key in self._cache:
+            if (value := self._cache._look(key)) is not _ABSENT:  # else it has gone meanwhile
+                yield key, value
+
+
+class Cache(MutableMapping[str, Any]):
+    """A mapping that the processes of this user on this host share, of arrays, tensors and trees of them.
+
+    What is read is views of shared memory, which are read-only and keep their value until the last of them is freed.
+    `capacity` is bytes, or a text such as "4 GiB": what all values take at most. `processes` is how many make values at
+    a time; more of them only read, and say so once in the log. A value takes at most `capacity / (4 * processes)`.
+    The first use opens the cache or makes it, also after a fork and where the cache was unpickled. A thread touches the
+    pages of what it will fill, or, with `prefault`, this is done when an arena is taken. `dir` is as for a store.
+
+    The cache outlives its processes, until `Cache.unlink(name)` or a restart of the host. Thread-safe. If it was made
+    with another capacity or for another number of processes, it is made anew, or LayoutMismatchError if one stores.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int | str,
+        *,
+        processes: int = 8,
+        dir: Folder | None = None,
+        prefault: bool = False,
+        **options: Any,
+    ) -> None:
+        _refuse(options)
+        check_flags(prefault=prefault)
+        self._name, self._dir, self._capacity = checked_name(name), folder_of(dir), _bytes_of(capacity)
+        self._processes, self._prefault = int_of("processes", processes, 1, MAX_WRITERS // 2), prefault
+        self._path = os.path.join(self._dir, self._name)
+        self._n_arenas = min(MAX_WRITERS, _ARENAS * self._processes)
+        self._arena_bytes = max(1, self._capacity // self._n_arenas)
+        self._n_objects = min(max(256, self._arena_bytes // _OBJECT), MAX_OBJECTS // MAX_WRITERS)
+        self._closed = False
+        self._held: list[ObjectStoreWriter | ObjectStoreReader] = []
+        self._forget()
+        weakref.finalize(self, _close, self._held)
+        _caches.add(self)
+
+    def _forget(self) -> None:
+        """Have nothing open, as after a fork: what the parent has open is the parent's."""
+        self._lock = threading.RLock()
+        self._held.clear()
+        self._writers: list[ObjectStoreWriter] = []  # the first one is being filled
+        self._left = 0  # bytes to store there before looking again how full it is
+        self._reader: ObjectStoreReader | None = None
+        self._file = 0  # the inode of what it reads
+        self._read_again = 0.0  # when to look again for a free rank
+        self._counts: Counter[str] = Counter()
+        self._said: set[str] = set()
+
+    def __reduce__(self) -> Any:
+        options: dict[str, Any] = {"processes": self._processes, "dir": self._dir, "prefault": self._prefault}
+        return functools.partial(Cache, **options), (self._name, self._capacity)
+
+    def __repr__(self) -> str:
+        return f"<Cache {self._name!r} of {self._capacity} bytes{' (closed)' if self._closed else ''}>"
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    # ---- what this process has open
+
+    def _say_once(self, kind: str, error: Exception) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            _log.warning("cache %s: %s", self._name, error)
+
+    def _is_current(self) -> bool:
+        return self._reader is not None and (bool(self._writers) or self._file == self._file_now())
+
+    def _reading(self) -> ObjectStoreReader | None:
+        """Return what this process reads with; None if there is no cache yet, or too many processes read."""
+        if self._is_current():  # a cache that this process writes to cannot be removed
+            return self._reader
+        with self._lock, suppress(errors.StoreNotFoundError):
+            self._check_open()
+            if not self._is_current() and time.monotonic() >= self._read_again:
+                self._drop_reader()
+                self._file = self._file_now()  # before: if there is another one by then, the next look sees that
+                try:
+                    self._reader = ObjectStoreReader.attach(self._name, None, finds_only=True, dir=self._dir)
+                    self._held.append(self._reader)
+                except errors.RankInUseError as error:
+                    self._read_again = time.monotonic() + 1
+                    self._say_once("ranks", error)
+        return self._reader
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.StoreClosedError(f"{self!r} was closed")
+
+    def _file_now(self) -> int:
+        try:
+            return os.stat(self._path).st_ino
+        except OSError:
+            return 0
+
+    def _drop_reader(self) -> None:
+        if (reader := self._reader) is not None:
+            self._reader = None
+            self._held.remove(reader)
+            reader.close()  # views stay valid
+
+    def _arenas(self) -> Any:
+        """Return what is seen of each arena; () if there is no cache, or it is being made."""
+        try:
+            with StoreInspector.open(self._name, self._dir) as seen:
+                return seen.facts().writers
+        except (errors.StoreNotFoundError, errors.LayoutMismatchError):
+            return ()
+
+    def _may_join(self) -> bool:
+        """Say whether this process may take its first arena, or one of its share, or one while half stay free."""
+        arenas = self._arenas()
+        makers = {arena.pid for arena in arenas if arena.state == "alive"} | {os.getpid()}
+        if not self._writers:
+            return len(makers) <= self._processes
+        left = sum(arena.state != "alive" for arena in arenas) - 1
+        in_share = len(self._writers) < len(arenas) // self._processes
+        return left >= self._processes - len(makers) and left >= 0 and (in_share or left >= len(arenas) / 2)
+
+    def _join(self) -> bool:
+        """Take an arena to fill next, a used one rather than a new one; return False if this process may not."""
+        self._check_open()
+        if not self._may_join():
+            return False
+        try:
+            writer = ObjectStoreWriter.open(
+                self._name,
+                capacity=self._arena_bytes,
+                n_readers=_READERS,
+                n_writers=self._n_arenas,
+                max_objects=self._n_objects,
+                prefault=self._prefault,
+                dir=self._dir,
+                wait=_PATIENCE,
+            )
+        except (errors.WriterActiveError, errors.StoreSpaceError):
+            if not self._writers:
+                raise
+            return False
+        self._held.append(writer)
+        self._writers.insert(0, writer)
+        if self._reader is not None and self._reader.store_id != writer.handle.store_id:
+            self._drop_reader()  # of a cache that was removed
+        if not self._prefault:
+            touch_pages(writer)
+        return True
+
+    def _writing(self) -> ObjectStoreWriter:
+        """Return the arena that is being filled; WriterActiveError if this process only reads."""
+        with self._lock:
+            if not self._writers and not self._join():
+                raise errors.WriterActiveError(
+                    f"{self._processes} other processes make values, so this one only reads",
+                    hint="pass a larger number of processes, in all of them",
+                )
+            return self._writers[0]
+
+    def _room_for(self, nbytes: int) -> ObjectStoreWriter:
+        """Return the arena for a value of so many bytes: one with room, else the next one to evict from for a lap."""
+        with self._lock:
+            self._writing()
+            if nbytes > self._arena_bytes:
+                raise errors.ObjectTooLargeError(
+                    f"{nbytes} bytes are more than the {self._arena_bytes} that a value takes at most",
+                    hint="this is capacity / (4 * processes): raise capacity, or lower processes",
+                )
+            nbytes = max(nbytes, self._arena_bytes // self._n_objects)  # its part of the slots
+            if nbytes > self._left:
+                self._left = self._free()
+                while nbytes > self._left and self._join():
+                    self._left = self._free()
+                if nbytes > self._left:
+                    self._writers.append(self._writers.pop(0))
+                    self._left = self._arena_bytes
+            self._left -= nbytes
+            return self._writers[0]
+
+    def _free(self) -> int:
+        seen = self._writers[0].stats()
+        slots = (seen.max_objects - seen.objects) * (self._arena_bytes // self._n_objects)
+        return min(seen.capacity - seen.used_bytes, slots)
+
+    # ---- one value
+
+    def _look(self, key: str, copy: bool = False, private: bool = False) -> Any:
+        """Return the value, or _ABSENT; an expired one is absent."""
+        if (reader := self._reading()) is None:
+            packed_key(key)  # which says what is wrong with it
+            return _ABSENT
+        try:
+            if (found := reader.find(key)) is not None:
+                expires, value = reader.get(found.ref, copy, private=private)
+                if expires is None or expires > time.monotonic():
+                    return value
+        except errors.ObjectBusyError:  # its process was stopped while it evicted it
+            pass
+        except errors.StoreClosedError:
+            if reader is self._reader:
+                raise
+            return self._look(key, copy, private)  # another thread has dropped it: of a cache that was removed
+        return _ABSENT
+
+    @contextmanager
+    def _alone_with(self, key: str) -> Iterator[ObjectStoreWriter]:
+        """Keep other threads and processes from replacing or removing this key's value meanwhile."""
+        writer, end = self._writing(), time.monotonic() + _PATIENCE
+        while (claim := writer.find_or_claim(key, namespace=_PUTS)) is None and time.monotonic() < end:
+            time.sleep(_AGAIN)
+        try:
+            yield writer
+        finally:
+            if claim is not None:
+                claim.end()
+
+    def _store(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool] | None = None) -> Any:
+        """Store the value in place of what is there; with `how`, only if there is none, and return what is there."""
+        deadline = None if expire is None else np.array(time.monotonic() + expire)  # an array, so that metadata repeat
+        encoded = MsgpackSerde().encode((deadline, value))
+        nbytes = encoded.nbytes + len(encoded.meta) + len(packed_key(key)) + _HEAD
+        with self._alone_with(key) as writer:
+            if how and (found := self._look(key, *how)) is not _ABSENT:
+                return found
+            writer.delete(key)  # in all arenas
+            writer, ref = self._put(key, (deadline, value), nbytes)
+        try:
+            reader = self._reading() if how else None
+            return reader.get(ref, how[0], private=how[1])[1] if how and reader else value
+        finally:
+            writer.cancel(ref)
+
+    def _put(self, key: str, value: Any, nbytes: int) -> tuple[ObjectStoreWriter, ObjectRef]:
+        """Store it in one of this process's arenas, with a lease that only that writer ends."""
+        tries = 1 + len(self._writers)
+        while True:
+            writer = self._room_for(nbytes)
+            try:
+                return writer, writer.put(key, value, hold=True)
+            except errors.StoreFullError:
+                self._left = 0  # all that is there is in use: the next arena
+                if not (tries := tries - 1):
+                    raise
+
+    def put(self, key: str, value: Any, *, expire: float | None = None) -> None:
+        """Store a copy of `value` in place of the one that is there; it expires after so many seconds.
+
+        Raises StoreFullError, ObjectTooLargeError, UnsupportedValueError (TypeError), WriterActiveError if this process
+        only reads, and the errors of opening a store. Then there may be no value.
+        """
+        self._store(key, value, None if expire is None else seconds_of("expire", expire))
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.put(key, value)
+
+    def get(self, key: str, default: Any = None, *, copy: bool = False, private: bool = False) -> Any:
+        """Return the value as read-only views, or the default if there is none or it has expired.
+
+        `copy` and `private` are those of `ObjectStoreReader.get`: a writable copy, or a writable value in place.
+        """
+        value = self._look(key, copy, private)
+        self._counts["misses" if value is _ABSENT else "hits"] += 1
+        return default if value is _ABSENT else value
+
+    def __getitem__(self, key: str) -> Any:
+        if (value := self.get(key, _ABSENT)) is _ABSENT:
+            raise KeyError(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key != "" and self._look(key) is not _ABSENT
+
+    def pop(self, key: str, default: Any = _ABSENT) -> Any:
+        """Remove the value and return it: one of several processes that ask gets it.
+
+        Raises KeyError if there is none, and no default.
+        """
+        if (value := self._look(key)) is not _ABSENT:
+            with self._alone_with(key) as writer:
+                value = self._look(key)
+                writer.delete(key)
+        if value is _ABSENT and default is _ABSENT:
+            raise KeyError(key)
+        return default if value is _ABSENT else value
+
+    def __delitem__(self, key: str) -> None:
+        self.pop(key)
+
+    # ---- all values
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the keys; expired values count until they are replaced or evicted."""
+        try:
+            with StoreInspector.open(self._name, self._dir) as seen:
+                there = [slot.key for slot in seen.slots() if slot.state == "live" and not slot.deleted]
+        except errors.StoreNotFoundError:
+            there = []
+        return iter(dict.fromkeys(key for key in there if key is not None))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return a view of keys and values, without those that go meanwhile."""
+        return _Items(self)
+
+    def clear(self) -> None:
+        """Remove all values, of all processes."""
+        if self._file_now():
+            self._writing().clear()
+
+    # ---- making
+
+    def _hit(self, key: str, copy: bool, private: bool) -> Any:
+        """Return the value if it is there and can be had at once, or _ABSENT."""
+        value = _ABSENT
+        if self._reader is not None:
+            with suppress(errors.ShmStoreError):  # which the steps meet again
+                value = self._look(key, copy, private)
+                self._counts["hits"] += value is not _ABSENT
+        return value
+
+    def _turn(self, key: str, how: tuple[bool, bool]) -> tuple[Any, _Claim, bool]:
+        """Return the value, or _ABSENT, the right to make it, and whether to wait for another one that makes it."""
+        claim, source = None, None
+        try:
+            source = self._reading() or self._writing()
+            if (value := self._look(key, *how)) is _ABSENT:
+                claim = source.find_or_claim(key, namespace=_MAKES)
+                value = value if claim is None else self._look(key, *how)  # again: it may have come meanwhile
+            return value, claim, value is _ABSENT and claim is None
+        except errors.StoreClosedError:
+            if source is None or source in self._held:
+                raise
+            return self._turn(key, how)  # as in `_look`
+        except errors.ShmStoreError as error:
+            self._say_once(type(error).__name__, error)
+            return _ABSENT, None, False
+
+    def _steps(
+        self, key: str, make: Callable[[], Any], expire: float | None, wait: float, copy: bool, private: bool
+    ) -> Generator[Callable[[], Any], Any, Any]:
+        """Yield the calls that `get_or_make` consists of; it sends back what they return."""
+        check_flags(copy=copy, private=private)
+        how, end, waits = (copy, private), time.monotonic() + seconds_of("wait", wait), 0
+        expire = None if expire is None else seconds_of("expire", expire)
+        if (self._path, key) in _making.get():
+            raise RuntimeError(
+                f"what makes {errors.shown(key)} asks the cache for it (hint: call what computes it instead)"
+            )
+        while True:
+            value, claim, busy = yield functools.partial(self._turn, key, how)
+            # whoever makes something does not wait: two could wait for each other
+            if not busy or _making.get() or time.monotonic() >= end:
+                break
+            waits = 1
+            yield _pause
+        self._counts.update({"hits" if value is not _ABSENT else "misses": 1, "waits": waits})
+        token = _making.set((*_making.get(), (self._path, key)))
+        try:
+            if value is not _ABSENT:
+                return value
+            value = yield make
+            self._counts["made"] += 1
+            return (yield functools.partial(self._keep, key, value, expire, how))
+        finally:
+            _making.reset(token)
+            if claim is not None:
+                claim.end()
+
+    def _keep(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool]) -> Any:
+        try:
+            return self._store(key, value, expire, how)
+        except errors.unless_interrupted(Exception) as error:
+            why = next(why for why, kinds in _WHY.items() if isinstance(error, kinds))
+            self._counts[why] += 1
+            if why in ("reads only", "failed"):
+                self._say_once(why, error)
+            return value
+
+    def get_or_make(
+        self,
+        key: str,
+        make: Callable[[], Any],
+        *,
+        expire: float | None = None,
+        wait: float = 60.0,
+        copy: bool = False,
+        private: bool = False,
+    ) -> Any:
+        """Return the value; if there is none, one process and thread makes it by `make()`, and others wait.
+
+        They wait while the maker lives, at most `wait` seconds; then, and within the `make` of another value, they make
+        it themselves. An exception of `make` reaches the caller, and the next one makes it. `expire`, `copy` and
+        `private` are those of `put` and `get`. What cannot be stored is returned as it was made, and `stats` counts it.
+        Raises RuntimeError if `make` asks for the same key.
+        """
+        if (value := self._hit(key, copy, private)) is not _ABSENT:
+            return value
+        steps, said = self._steps(key, make, expire, wait, copy, private), None
+        try:
+            while True:
+                try:
+                    step = steps.send(said)
+                except StopIteration as end:
+                    return end.value
+                said = step()
+        finally:
+            steps.close()
+
+    async def aget_or_make(
+        self,
+        key: str,
+        make: Callable[[], Any],
+        *,
+        expire: float | None = None,
+        wait: float = 60.0,
+        copy: bool = False,
+        private: bool = False,
+    ) -> Any:
+        """Do `get_or_make` without blocking the event loop: a function runs in a thread, a coroutine in the loop."""
+        import asyncio
+
+        if (value := self._hit(key, copy, private)) is not _ABSENT:
+            return value
+        steps, said = self._steps(key, make, expire, wait, copy, private), None
+        try:
+            while True:
+                try:
+                    step = steps.send(said)
+                except StopIteration as end:
+                    return end.value
+                if step is _pause:
+                    await asyncio.sleep(_AGAIN)
+                    continue
+                if inspect.iscoroutinefunction(step) or (self._reader and getattr(step, "func", None) == self._turn):
+                    said = step()  # a turn takes microseconds, once this process reads
+                else:
+                    said = await asyncio.to_thread(step)
+                said = await said if inspect.isawaitable(said) else said
+        finally:
+            steps.close()
+
+    def memoize(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        key: Callable[..., str] | None = None,
+        expire: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Decorate a function, or a coroutine function, to have its results in the cache.
+
+        `key(*args, **kwargs)` returns the key of a call. The default is the function's name and its arguments, which
+        must be str, bytes, int, float, bool or None.
+        """
+        _refuse(options)
+        if function is None:
+            return functools.partial(self.memoize, key=key, expire=expire)
+        key_of = key or functools.partial(_key_of, f"{function.__module__}.{function.__qualname__}")
+        call = self.aget_or_make if inspect.iscoroutinefunction(function) else self.get_or_make
+
+        @functools.wraps(function)
+        def remembered(*args: Any, **kwargs: Any) -> Any:
+            return call(key_of(*args, **kwargs), functools.partial(function, *args, **kwargs), expire=expire)
+
+        return remembered
+
+    # ---- the cache as a whole
+
+    def stats(self) -> CacheStats:
+        """Return what this process has done since it opened the cache, and what all have in it."""
+        arenas = self._arenas()
+        return CacheStats(
+            **{name: self._counts[name] for name in ("hits", "misses", "made", "waits")},
+            not_stored={why: self._counts[why] for why in _WHY},
+            objects=sum(arena.objects for arena in arenas),
+            used_bytes=sum(arena.used_bytes for arena in arenas),
+            reserved_bytes=sum(arena.capacity for arena in arenas if arena.state != "free"),
+            capacity=self._arena_bytes * self._n_arenas,
+        )
+
+    def close(self) -> None:
+        """Let go of what this process has open; idempotent. The values stay, and so do views of them."""
+        with self._lock:
+            self._closed = True
+            _close(self._held)
+            self._writers.clear()
+            self._reader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def unlink(name: str, *, dir: Folder | None = None) -> None:
+        """Remove the cache of this name; readers keep the views that they have.
+
+        Raises StoreNotFoundError, and WriterActiveError while a process that makes values has it open.
+        """
+        ObjectStoreWriter.unlink(name, dir=dir)
+
+
+def _forget_all() -> None:
+    for cache in _caches:
+        cache._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,424 @@
+"""`Cache`: one process makes a value and all find it, whatever the others do and however they end."""
+
+import asyncio
+import os
+import pickle
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shmstore
+from shmstore import Cache
+from tests.support import FRESH, SHM, Child, Signal, alive, frozen, in_child, raises, run_all, until
+
+SIZE = 64 << 10
+Opens = Callable[..., Any]
+
+
+@pytest.fixture
+def opens(name: str) -> Iterator[Opens]:
+    """Open one cache as often as asked; all are closed in the end."""
+    made: list[Cache] = []
+
+    def opened(capacity: Any = "64 MiB", **options: Any) -> Cache:
+        made.append(Cache(name, capacity, **options))
+        return made[-1]
+
+    yield opened
+    for cache in made:
+        cache.close()
+
+
+def filled(number: int, nbytes: int = SIZE) -> np.ndarray[Any, Any]:
+    return np.full(nbytes, number % 251, np.uint8)
+
+
+def use_all(cache: Cache, count: int, first: int = 0) -> int:
+    """Ask for `count` values, from `first` on; return how many of them this call made."""
+    before = cache.stats().made
+    for number in [*range(first, count), *range(first)]:
+        assert number % 251 == cache.get_or_make(str(number), partial(filled, number))[-1]
+    return cache.stats().made - before
+
+
+def test_a_cache_is_a_mapping_of_trees_of_arrays(opens: Opens) -> None:
+    cache = opens()
+    value = {"x": filled(3), "meta": ("a", 1, None)}
+    assert (0, [], None, 7) == (len(cache), list(cache), cache.get("a"), cache.pop("a", 7))
+    cache["a"] = value
+    cache.put("b", None)
+    assert frozen(value) == frozen(cache["a"]) == frozen(cache.get("a")) == frozen(dict(cache.items())["a"])
+    assert "a" in cache
+    assert "c" not in cache
+    assert None not in cache
+    assert {"a", "b"} == set(cache) == set(cache.keys())
+    assert 2 == len(cache) == len(list(cache.values()))
+    assert cache["b"] is None
+    cache["a"] = 1
+    assert 1 == cache["a"] == cache.setdefault("a", 2) == cache.pop("a")
+    del cache["b"]
+    for absent in (lambda: cache["b"], lambda: cache.pop("b"), lambda: cache.__delitem__("b"), cache.popitem):
+        with pytest.raises(KeyError):
+            absent()
+    cache.update(a=1, b=2)
+    cache.clear()
+    assert [] == list(cache)
+    assert cache == cache
+    assert cache != opens()
+    assert hash(cache)
+    for call in (cache.get, cache.pop, lambda key: cache.put(key, 1), lambda key: cache.get_or_make(key, int)):
+        with raises(TypeError, ["int"]):
+            call(1)
+
+
+def test_a_view_is_read_only_and_a_copy_and_a_private_value_are_not(opens: Opens) -> None:
+    cache = opens()
+    for number, get in enumerate((cache.get, lambda key, **how: cache.get_or_make(key, lambda: filled(7), **how))):
+        cache[str(number)] = filled(7)
+        view, copy, private = (get(str(number), **how) for how in ({}, {"copy": True}, {"private": True}))
+        assert (False, True, True) == (view.flags.writeable, copy.flags.writeable, private.flags.writeable)
+        copy[:] = private[:] = 1
+        assert 7 == view[0] == cache[str(number)][0]
+    made = cache.get_or_make("new", lambda: filled(9), copy=True)
+    made[:] = 1
+    assert 9 == cache["new"][0]
+    assert not cache.get_or_make("newer", lambda: filled(9)).flags.writeable
+    with pytest.raises(TypeError):
+        cache.get_or_make("2", lambda: 1, copy="no")
+
+
+def test_processes_that_want_the_same_values_make_each_once(opens: Opens) -> None:
+    cache = opens(processes=4)
+    children = [Child(use_all, cache, 60, first) for first in (0, 15, 30, 45)]
+    assert 60 == sum(child.join() for child in children)
+    assert (60, 0) == (len(cache), use_all(cache, 60))
+
+
+def test_one_greedy_maker_fills_half_of_the_arenas_before_it_evicts(opens: Opens) -> None:
+    cache = opens("32 MiB", processes=8)  # 32 arenas, with room for 15 values each
+    assert (200, 0) == (use_all(cache, 200), use_all(cache, 200))
+    assert 14 << 20 == cache.stats().reserved_bytes
+    for number in range(200, 300):
+        cache[str(number)] = filled(number)
+    assert 16 << 20 == cache.stats().reserved_bytes
+    assert 220 < len(cache) <= 240
+    assert 17 << 20 == in_child(lambda: (cache.put("another", 1), cache.stats().reserved_bytes)[1])
+
+
+def test_as_many_makers_as_asked_for_fill_all_arenas_and_more_of_them_only_read(
+    opens: Opens, caplog: pytest.LogCaptureFixture
+) -> None:
+    def maker(first: int, done: Signal) -> None:
+        use_all(cache, 200, first)
+        done.send()
+        threading.Event().wait()
+
+    cache = opens("8 MiB", processes=2)  # room for 120 values
+    with alive(maker, 0), alive(maker, 0):
+        assert 8 << 20 == cache.stats().reserved_bytes == cache.stats().capacity
+        assert 112 <= len(cache) <= 120
+        stored = next(iter(cache))
+        values = [cache.get_or_make(key, lambda: filled(250)) for key in ("new", stored, "newer")]
+        assert [250, int(stored), 250] == [value[0] for value in values]
+        assert 2 == cache.stats().not_stored["reads only"]
+        assert 1 == caplog.text.count("2 other processes make values, so this one only reads")
+        with raises(shmstore.WriterActiveError, ["2 other processes"], ["processes"]):
+            cache["new"] = 1
+    cache["new"] = 1  # now there is an arena
+
+
+def test_an_eviction_takes_what_was_not_used_and_never_what_is_viewed(opens: Opens) -> None:
+    cache = opens("4 MiB", processes=1)
+    kept, views = cache.get_or_make("kept", lambda: filled(5)), []
+    for number in range(300):
+        cache[str(number)] = filled(number)
+        views.append(cache[str(number)])
+        views = views[-5:]
+    assert [5] * 2 == [kept[0], cache["kept"][0]]
+    assert [number % 251 for number in range(295, 300)] == [view[9] for view in views]
+    assert 40 < len(cache) < 64
+    views += [cache.get_or_make(str(number), lambda: filled(1)) for number in range(300, 400)]
+    assert 0 < cache.stats().not_stored["full"] < 60  # what is viewed fills the cache
+    with pytest.raises(shmstore.StoreFullError):
+        cache["400"] = filled(1)
+
+
+def test_what_cannot_be_stored_is_returned_as_it_was_made_and_counted(opens: Opens) -> None:
+    cache = opens("4 MiB", processes=1)
+    odd, large = object(), filled(1, 2 << 20)
+    for key, value, error in (("odd", odd, TypeError), ("large", large, shmstore.ObjectTooLargeError)):
+        assert cache.get_or_make(key, lambda value=value: value) is value
+        with pytest.raises(error):
+            cache[key] = value
+    counts = cache.stats().not_stored
+    assert {"unsupported": 1, "too large": 1} == {why: count for why, count in counts.items() if count}
+    assert [] == list(cache)
+
+
+def test_the_host_may_lack_the_room_or_the_folder_and_the_value_is_returned(tmp_path: Path, name: str) -> None:
+    room = os.statvfs(SHM)
+    with Cache(name, 64 * room.f_blocks * room.f_frsize, processes=1) as cache:
+        assert (3, 1) == (cache.get_or_make("a", lambda: 3), cache.stats().not_stored["full"])
+        with pytest.raises(shmstore.StoreSpaceError):
+            cache["a"] = 3
+    with Cache(name, "1 MiB", dir=tmp_path / "none") as cache:
+        assert (3, 1) == (cache.get_or_make("a", lambda: 3), cache.stats().not_stored["failed"])
+
+
+def test_an_error_of_make_reaches_the_caller_and_the_next_one_makes(opens: Opens) -> None:
+    cache = opens()
+
+    def fail() -> None:
+        raise StopIteration("here")
+
+    with pytest.raises(StopIteration, match="here"):
+        cache.get_or_make("a", fail)
+    assert 1 == in_child(cache.get_or_make, "a", lambda: 1) == cache.get_or_make("a", fail)
+
+
+def test_the_claim_of_a_killed_maker_falls_and_the_next_one_makes(opens: Opens) -> None:
+    cache = opens()
+
+    def stuck(begun: Signal) -> None:
+        def make() -> None:
+            begun.send()
+            threading.Event().wait()
+
+        cache.get_or_make("a", make)
+
+    with alive(stuck) as maker:
+        waiting = Child(cache.get_or_make, "a", lambda: "second")
+        assert "own" == cache.get_or_make("a", lambda: "own", wait=0.05)  # and that is stored now
+        cache.pop("a")
+        maker.kill()
+        assert waiting.join() in ("second", "own")
+    assert 1 == cache.stats().made
+
+
+def test_a_value_that_asks_for_itself_is_an_error_and_for_another_is_not(opens: Opens) -> None:
+    cache = opens()
+    with raises(RuntimeError, ["'a'"], ["call what computes it"]):
+        cache.get_or_make("a", lambda: cache.get_or_make("b", lambda: opens().get_or_make("a", lambda: 1)))
+    assert 3 == cache.get_or_make("a", lambda: 1 + cache.get_or_make("b", lambda: 2))
+    assert [2, 3] == [cache["b"], cache["a"]]
+
+
+def test_two_that_make_one_value_of_the_others_key_do_not_wait_for_each_other(opens: Opens) -> None:
+    cache, both = opens(), threading.Barrier(2)
+
+    def make(own: str, other: str) -> None:
+        cache.get_or_make(own, lambda: (both.wait(), cache.get_or_make(other, lambda: "inner")))
+
+    begin = time.monotonic()
+    run_all(lambda: make("a", "b"), lambda: make("b", "a"))
+    assert time.monotonic() - begin < 30  # not the 60 s of a wait
+    assert {"a", "b"} == set(cache)
+
+
+def test_an_expired_value_is_a_miss_for_everybody_and_is_made_once_again(opens: Opens) -> None:
+    cache = opens()
+    cache.put("a", "old", expire=0)
+    cache.put("b", "new", expire=1000)
+    seen = in_child(lambda: ("a" in cache, cache.get("a"), cache.pop("a", 0), cache["b"]))
+    assert (False, None, 0, "new") == seen
+    cache.put("a", "old", expire=0.05)
+    assert "old" == cache["a"]
+    until(lambda: "a" not in cache)
+    made = [Child(lambda: (cache.get_or_make("a", os.getpid), cache.stats().made)) for _ in range(4)]
+    found = [child.join() for child in made]
+    assert (1, 1) == (len({value for value, _ in found}), sum(count for _, count in found))
+    with raises(ValueError, ["expire"]):
+        cache.put("a", 1, expire=-1)
+
+
+def test_of_processes_that_put_and_pop_the_same_key_one_is_the_last(opens: Opens) -> None:
+    cache = opens(processes=4)
+
+    def put(number: int) -> int:
+        for turn in range(100):
+            cache["a"] = (number, turn)
+            cache.get_or_make("a", int)
+        return 0
+
+    def pop(_: int) -> int:
+        return sum(cache.pop("b", 0) for _ in range(50))
+
+    for child in [Child(put, number) for number in range(4)]:
+        child.join()
+    assert ["a"] == list(cache)
+    assert 99 == cache["a"][1]
+    cache["b"] = 1
+    assert 1 == sum(child.join() for child in [Child(pop, number) for number in range(4)])
+    assert "b" not in cache
+
+
+def spawned(cache: Cache) -> Any:
+    return cache.get_or_make("a", lambda: 0), cache.get_or_make("b", lambda: os.getpid()) == os.getpid()
+
+
+def test_a_cache_goes_to_a_spawned_process_and_through_a_fork(opens: Opens) -> None:
+    cache = opens(processes=3, prefault=True)
+    cache["a"] = view = 1
+    with FRESH.Pool(1) as pool:
+        assert (1, True) == pool.apply(spawned, (cache,))
+    assert (1, "child") == in_child(lambda: (cache["a"], cache.get_or_make("c", lambda: "child")))
+    assert [1, "child", 1] == [cache["a"], cache["c"], view]  # the child has closed nothing of this process
+    again = pickle.loads(pickle.dumps(cache))
+    assert again["a"] == 1
+    assert repr(again) == repr(cache)
+    again.close()
+
+
+def test_what_is_closed_says_so_and_the_values_stay(opens: Opens) -> None:
+    cache = opens()
+    cache["a"] = filled(4)
+    view = cache["a"]
+    with cache:
+        pass
+    for call in (cache.get, cache.pop, lambda key: cache.put(key, 1), lambda key: cache.get_or_make(key, int)):
+        with pytest.raises(shmstore.StoreClosedError):
+            call("a")
+    assert 4 == view[0] == opens()["a"][0]
+
+
+def test_an_unclosed_cache_lets_go_as_garbage(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    cache = Cache(name, "1 MiB")
+    cache["a"] = 1
+    del cache
+    Cache.unlink(name)
+    with pytest.raises(FileNotFoundError):
+        Cache.unlink(name)
+    assert [] == list(recwarn)
+
+
+def test_a_process_that_only_reads_finds_what_is_made_after_the_cache_was_removed(opens: Opens, name: str) -> None:
+    cache = opens()
+    in_child(cache.put, "a", "old")
+    assert "old" == cache["a"]
+    Cache.unlink(name)
+    in_child(cache.put, "a", "new")
+    assert "new" == cache["a"]
+    Cache.unlink(name)
+    assert (None, 0) == (cache.get("a"), len(cache))
+    in_child(cache.put, "a", "newer")
+    cache["b"] = 1
+    assert "newer" == cache["a"]
+
+
+def test_another_capacity_is_made_anew_or_refused_while_one_makes_values(opens: Opens) -> None:
+    first, second = opens("2 MiB"), opens("4 MiB")
+    first["a"] = 1
+    with pytest.raises(shmstore.LayoutMismatchError):
+        second["b"] = 2
+    assert (3, 1) == (second.get_or_make("b", lambda: 3), second["a"])
+    first.close()
+    second["b"] = 2
+    assert ["b"] == list(second)
+
+
+def test_an_event_loop_goes_on_while_a_value_is_made_or_awaited(opens: Opens) -> None:
+    cache, made = opens(), []
+
+    def slow(key: str) -> Any:
+        until(lambda: ticks > 3)  # which takes for ever if the loop does not go on
+        made.append(key)
+        return filled(6)
+
+    async def slowly(key: str) -> Any:
+        await asyncio.to_thread(slow, key)
+        return filled(6)
+
+    ticks = 0
+
+    async def main() -> None:
+        nonlocal ticks
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(tick())
+        makers = {"a": lambda: slow("a"), "b": lambda: slowly("b")}
+        asked = [cache.aget_or_make(key, make) for key, make in makers.items() for _ in range(40)]
+        values = await asyncio.gather(*asked)
+        assert {(6, False)} == {(value[0], value.flags.writeable) for value in values}
+        assert ["a", "b"] == sorted(made)
+        cancelled = asyncio.create_task(cache.aget_or_make("c", lambda: asyncio.sleep(100)))
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        assert 1 == await cache.aget_or_make("c", lambda: 1)  # the claim has ended
+        with pytest.raises(RuntimeError, match="asks the cache for it"):
+            await cache.aget_or_make("d", lambda: cache.aget_or_make("d", lambda: 1))
+        ticking.cancel()
+
+    asyncio.run(main())
+
+
+def test_memoize_keeps_the_results_of_a_function_by_its_arguments(opens: Opens) -> None:
+    cache = opens()
+    calls: list[Any] = []
+
+    @cache.memoize  # type: ignore[untyped-decorator]
+    def add(x: int, y: int = 0) -> int:
+        calls.append((x, y))
+        return x + y
+
+    @cache.memoize(  # type: ignore[untyped-decorator]
+        key=lambda x: f"twice-{len(x)}", expire=1000
+    )
+    async def twice(x: Any) -> Any:
+        calls.append("twice")
+        return x * 2
+
+    assert [3, 3, 5] == [add(1, 2), add(1, 2), add(5)]
+    assert [(1, 2), (5, 0)] == calls
+    assert 4 == asyncio.run(twice(filled(2)))[0] == asyncio.run(twice(filled(2)))[0] == cache[f"twice-{SIZE}"][0]
+    assert 1 == calls.count("twice")
+    assert "add" == add.__name__
+    with raises(TypeError, ["ndarray"], ["key="]):
+        add(filled(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"capacity": 1 << 20, "maxsize": 3}, TypeError, r"no option 'maxsize' \(hint: pass capacity"),
+        ({"capacity": 1 << 20, "ttl": 3}, TypeError, r"no option 'ttl' \(hint: pass expire"),
+        ({"capacity": 1 << 20, "colour": 3}, TypeError, "no option 'colour'$"),
+        ({"capacity": "4 gallons"}, TypeError, "4 GiB"),
+        ({"capacity": "1.2.3 GiB"}, TypeError, "4 GiB"),
+        ({"capacity": 0}, ValueError, "capacity"),
+        ({"capacity": 1 << 20, "processes": 33}, ValueError, "from 1 to 32"),
+        ({"capacity": 1 << 20, "prefault": "yes"}, TypeError, "prefault"),
+        ({"capacity": 1 << 20, "name": "a/b"}, ValueError, "name"),
+    ],
+)
+def test_what_a_cache_does_not_take_is_refused_with_a_hint(options: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        Cache(**{"name": "unused"} | options)
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("4 GiB", 4 << 30), ("1.5mib", 3 << 19), ("2GB", 2 * 10**9), ("9", 9)])
+def test_a_capacity_is_bytes_or_a_text(text: str, nbytes: int) -> None:
+    assert repr(Cache("unused", nbytes)) == repr(Cache("unused", text))
+
+
+def test_the_pages_of_an_arena_are_touched_before_they_are_filled(opens: Opens, name: str) -> None:
+    cache = opens("64 MiB", processes=1)
+    cache["a"] = 1
+
+    def resident() -> int:
+        maps = Path("/proc/self/smaps").read_text()
+        found = re.findall(rf"/{name}\n(?:[^-]*?\n)*?Rss: +(\d+) kB", maps)
+        return sum(map(int, found)) << 10
+
+    until(lambda: resident() >= 16 << 20)
