@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, ItemsView, Iterator, MutableMapping
+from collections.abc import Callable, Generator, ItemsView, Iterator, MutableMapping, ValuesView
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -47,7 +47,6 @@ _AGAIN = 0.003  # seconds between two looks at another process's claim
 _PATIENCE = 5.0  # seconds to wait for one that replaces a value, which takes as long as a copy unless it was stopped
 _MAKES, _PUTS = "make", "put"  # namespaces of claims
 _ABSENT: Final = object()
-_Claim = Any  # Claim, or None without one
 _making: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("_making", default=())
 """What is being made by callers of this one: the path of the cache, and the key."""
 _caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
@@ -61,8 +60,6 @@ _WHY: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
     "reads only": errors.WriterActiveError,
     "failed": Exception,
 }
-
-
 _pause = functools.partial(time.sleep, _AGAIN)
 
 
@@ -104,8 +101,6 @@ class CacheStats:
     """Values that were not, those that were made among them."""
     made: int
     """Values that this process has made."""
-    waits: int
-    """Times that it waited while another process, or thread, made one."""
     not_stored: dict[str, int]
     """Values that were made and not stored, by reason.
 
@@ -123,14 +118,13 @@ class CacheStats:
 
 
 class _Items(ItemsView[str, Any]):
-    def __init__(self, cache: "Cache") -> None:
-        super().__init__(cache)
-        self._cache = cache
-
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for key in self._cache:
-            if (value := self._cache._look(key)) is not _ABSENT:  # else it has gone meanwhile
-                yield key, value
+        return self._mapping._pairs()  # type: ignore[attr-defined,no-any-return]
+
+
+class _Values(ValuesView[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (value for _, value in self._mapping._pairs())  # type: ignore[attr-defined]
 
 
 class Cache(MutableMapping[str, Any]):
@@ -434,9 +428,17 @@ class Cache(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def _pairs(self) -> Iterator[tuple[str, Any]]:
+        found = ((key, self._look(key)) for key in self)
+        return (pair for pair in found if pair[1] is not _ABSENT)  # others have gone meanwhile
+
     def items(self) -> ItemsView[str, Any]:
-        """Return a view of keys and values, without those that go meanwhile."""
+        """Return a view of keys and values."""
         return _Items(self)
+
+    def values(self) -> ValuesView[Any]:
+        """Return a view of the values."""
+        return _Values(self)
 
     def clear(self) -> None:
         """Remove all values, of all processes."""
@@ -454,8 +456,8 @@ class Cache(MutableMapping[str, Any]):
                 self._counts["hits"] += value is not _ABSENT
         return value
 
-    def _turn(self, key: str, how: tuple[bool, bool]) -> tuple[Any, _Claim, bool]:
-        """Return the value, or _ABSENT, the right to make it, and whether to wait for another one that makes it."""
+    def _turn(self, key: str, how: tuple[bool, bool]) -> tuple[Any, Any, bool]:
+        """Return the value or _ABSENT, a claim or None, and whether another one makes it."""
         claim, source = None, None
         try:
             source = self._reading() or self._writing()
@@ -476,7 +478,7 @@ class Cache(MutableMapping[str, Any]):
     ) -> Generator[Callable[[], Any], Any, Any]:
         """Yield the calls that `get_or_make` consists of; it sends back what they return."""
         check_flags(copy=copy, private=private)
-        how, end, waits = (copy, private), time.monotonic() + seconds_of("wait", wait), 0
+        how, end = (copy, private), time.monotonic() + seconds_of("wait", wait)
         expire = None if expire is None else seconds_of("expire", expire)
         if (self._path, key) in _making.get():
             raise RuntimeError(
@@ -487,9 +489,8 @@ class Cache(MutableMapping[str, Any]):
             # whoever makes something does not wait: two could wait for each other
             if not busy or _making.get() or time.monotonic() >= end:
                 break
-            waits = 1
             yield _pause
-        self._counts.update({"hits" if value is not _ABSENT else "misses": 1, "waits": waits})
+        self._counts["misses" if value is _ABSENT else "hits"] += 1
         token = _making.set((*_making.get(), (self._path, key)))
         try:
             if value is not _ABSENT:
@@ -606,7 +607,7 @@ class Cache(MutableMapping[str, Any]):
         """Return what this process has done since it opened the cache, and what all have in it."""
         arenas = self._arenas()
         return CacheStats(
-            **{name: self._counts[name] for name in ("hits", "misses", "made", "waits")},
+            **{name: self._counts[name] for name in ("hits", "misses", "made")},
             not_stored={why: self._counts[why] for why in _WHY},
             objects=sum(arena.objects for arena in arenas),
             used_bytes=sum(arena.used_bytes for arena in arenas),
