@@ -96,3 +96,15 @@ def test_the_store_of_the_pipeline_goes_if_main_ends_early() -> None:
         _, err = running.communicate(timeout=50)
     assert "ZeroDivisionError" in err
     assert not [*SHM.glob(f"*-{running.pid}-*")]
+
+
+def test_two_training_jobs_decode_each_sample_once() -> None:
+    *epochs, last = run("dataset.py")
+    total = 3 * 96 * 96 * sum(range(48))
+    expected = {f"job {job}, epoch {epoch}: all pixels together are {total}" for job in (0, 1) for epoch in (0, 1)}
+    assert (expected, 4) == (set(epochs), len(epochs))
+    assert "2 jobs, 2 epochs, 48 samples: 48 were decoded" == last
+
+
+def test_a_service_renders_each_image_in_one_of_its_workers() -> None:
+    assert ["96 answers, 8 images, rendered 8 times"] == run("service.py")
