@@ -4,6 +4,7 @@ One writer puts objects into shared memory, once; readers take them in place by 
 """
 
 import logging
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shmstore import errors
@@ -12,6 +13,7 @@ from shmstore.refs import ObjectRef, StoreHandle
 
 if TYPE_CHECKING:
     from shmstore.frontdoor.cache import Cache, CacheStats
+    from shmstore.frontdoor.queue import Delivery, Queue
     from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
     from shmstore.store import (
         Claim,
@@ -35,6 +37,7 @@ __all__ = [
     "Cache",
     "CacheStats",
     "Claim",
+    "Delivery",
     "KindStats",
     "LeasedRef",
     "MsgpackSerde",
@@ -44,6 +47,7 @@ __all__ = [
     "ObjectStoreWriter",
     "PickleSerde",
     "PinnedRef",
+    "Queue",
     "ReaderStats",
     "Reservation",
     "StoreHandle",
@@ -53,6 +57,8 @@ __all__ = [
     "__version__",
 ]
 
+_FRONT_DOOR = {"Cache": "cache", "CacheStats": "cache", "Delivery": "queue", "Queue": "queue"}
+
 
 def __getattr__(name: str) -> Any:
     """Import the rest of the public names, and numpy with them, when the first one is used.
@@ -61,12 +67,14 @@ def __getattr__(name: str) -> Any:
     """
     if name not in (*__all__, "serde", "store"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import shmstore.frontdoor.cache as cache
+    if name in _FRONT_DOOR:  # by itself: with asyncio and multiprocessing, which the rest does without
+        globals()[name] = getattr(import_module(f"shmstore.frontdoor.{_FRONT_DOOR[name]}"), name)
+        return globals()[name]
     import shmstore.serde as serde
     import shmstore.store as store
 
     globals().update(
-        {late: getattr(home, late) for home in (serde, store, cache) for late in home.__all__ if late in __all__}
+        {late: getattr(home, late) for home in (serde, store) for late in home.__all__ if late in __all__}
     )
     return globals()[name]
 

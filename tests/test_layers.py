@@ -165,6 +165,7 @@ def test_nothing_uses_what_registers_segments_or_dies_with_its_holder() -> None:
     }
     calls = {"multiprocessing.Lock", "mp.Lock", "context.Lock", "ctx.Lock", "multiprocessing.RLock", "mp.shared_memory"}
     allowed = {
+        "shmstore.frontdoor.queue": {"fcntl"},  # its lock says that a folder is in use, and must die with its holders
         "shmstore.tiers.mooncake_client": {"fcntl"},  # a successor waits for its lock, which must die with it
     }
     for path in sources():

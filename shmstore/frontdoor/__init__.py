@@ -1,1 +1,1 @@
-"""What a program that is no engine needs of a store."""
+"""What programs use that are not engines."""

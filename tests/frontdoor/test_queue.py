@@ -1,0 +1,461 @@
+"""`Queue`: order, bounds, ends, and what is left when a process is killed anywhere."""
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import queue as standard
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmstore import (
+    MsgpackSerde,
+    ObjectTooLargeError,
+    PickleSerde,
+    Queue,
+    StoreClosedError,
+    StoreNotFoundError,
+    WriterActiveError,
+)
+from shmstore.frontdoor import queue as module
+from tests.frontdoor import killed
+from tests.frontdoor.killed import consume, number_of, produce, value
+from tests.support import FRESH, raises, run_all
+
+FORK = multiprocessing.get_context("fork")
+ROOM = 1 << 20
+
+
+@pytest.fixture
+def queue(folder: Path) -> Iterator[Queue]:
+    """Return a queue in a folder of its own, which must be empty in the end."""
+    with Queue(ROOM, dir=folder, processes=3) as made:
+        yield made
+    assert [] == os.listdir(folder)
+
+
+class Child:
+    """A process that tells what it does."""
+
+    def __init__(self, act: Any, queue: Queue, *args: Any, context: Any = FRESH) -> None:
+        self._said, said = context.Pipe(duplex=False)
+        self.process = context.Process(target=act, args=(queue, said, *args))
+        self.process.start()
+        said.close()
+
+    def heard(self) -> list[Any]:
+        """Return what it says until it ends."""
+        found = []
+        with suppress(EOFError):
+            while self._said.poll(60):
+                found.append(self._said.recv())
+        self.process.join(60)
+        assert self.process.exitcode is not None, "it hangs"
+        self._said.close()
+        return found
+
+
+def drained(queue: Queue) -> list[int]:
+    """Return the numbers of all that comes, also of what a dead consumer had in its hands."""
+    found = []
+    with suppress(standard.Empty):
+        while True:
+            found.append(number_of(queue.get(timeout=0 if queue.empty() else 10)))
+    return found
+
+
+def free_bytes(queue: Queue) -> int:
+    """Return the bytes that this producer's values take, once it has looked what is gone."""
+    queue._free(queue._writer)  # type: ignore[arg-type]
+    return queue._writer.stats().used_bytes  # type: ignore[union-attr]
+
+
+# ---- what comes
+
+
+def test_values_come_in_order_in_place_and_read_only(queue: Queue) -> None:
+    tree = {"a": np.arange(12).reshape(3, 4), "b": [b"bytes", None, 1.5]}
+    for number in range(3):
+        queue.put((number, tree))
+    assert 3 == queue.qsize()
+    for number in range(3):
+        found = queue.get()
+        assert (number, tree["b"]) == (found[0], found[1]["b"])
+        np.testing.assert_array_equal(tree["a"], found[1]["a"])
+        assert not found[1]["a"].flags.writeable
+    assert queue.empty()
+    with pytest.raises(standard.Empty):
+        queue.get(timeout=0)
+    assert 3 * 64 > free_bytes(queue) - len(pickle.dumps(tree))  # `found` holds the last one
+
+
+@pytest.mark.parametrize("context", [FORK, FRESH])
+def test_several_consumers_share_what_several_producers_put(queue: Queue, context: Any) -> None:
+    producers = [Child(produce, queue, first, 150, context=context) for first in (0, 1000)]
+    consumers = [Child(consume, queue, context=context) for _ in range(2)]
+    here = [number_of(found) for found in queue]
+    lists = [here, *(child.heard() for child in consumers)]
+    assert sorted([*range(150), *range(1000, 1150)]) == sorted(number for one in lists for number in one)
+    for one in lists:
+        for low in (0, 1000):
+            lane = [number for number in one if low <= number < low + 1000]
+            assert sorted(lane) == lane
+    assert [150, 150] == [len(child.heard()) for child in producers]
+
+
+def test_a_listing_that_misses_a_key_of_a_lane_does_not_turn_the_order(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is listed while keys are linked: it may show a key, and not the one before it."""
+    real, hidden = os.listdir, [0]
+    for number in range(3):
+        queue.put(value(number))
+
+    def listdir(path: Any) -> list[str]:
+        found = sorted(real(path))
+        if str(path).endswith("waiting/") and hidden[0] < 2:
+            hidden[0] += 1
+            return [found[0], *found[2:]] if hidden[0] == 2 else found[:1]
+        return found
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert [0, 1, 2] == [number_of(queue.get()) for _ in range(3)]
+    assert hidden[0] == 2
+
+
+def test_pickle_serde_carries_any_object(folder: Path) -> None:
+    with Queue("1 MiB", serde=PickleSerde(), dir=folder) as queue:
+        queue.put(Path("/tmp"))
+        assert Path("/tmp") == queue.get()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "names"),
+    [
+        ({"capacity": "much"}, ValueError, ["capacity", "'much'"]),
+        ({"capacity": 0}, ValueError, ["capacity"]),
+        ({"capacity": ROOM, "maxsize": -1}, ValueError, ["maxsize"]),
+        ({"capacity": ROOM, "name": "a/b"}, ValueError, ["name"]),
+        ({"capacity": ROOM, "processes": 0}, ValueError, ["n_readers"]),
+    ],
+)
+def test_a_wrong_argument_leaves_nothing(folder: Path, wrong: Any, error: Any, names: list[str]) -> None:
+    with raises(error, names):
+        Queue(**wrong, dir=folder)
+    assert [] == os.listdir(folder)
+
+
+def test_what_no_store_takes_is_refused_and_is_not_in_the_queue(queue: Queue) -> None:
+    with pytest.raises(TypeError):
+        queue.put(object())
+    with pytest.raises(ObjectTooLargeError):
+        queue.put(value(1, ROOM))
+    assert queue.empty()
+
+
+# ---- bounds
+
+
+def test_maxsize_bounds_what_several_producers_put_at_once(folder: Path) -> None:
+    with Queue(ROOM, maxsize=3, dir=folder) as queue:
+        sizes = []
+
+        def put() -> None:
+            for _ in range(60):
+                queue.put(b"x")
+
+        def get() -> None:
+            for _ in range(120):
+                sizes.append(queue.qsize())
+                queue.get()
+
+        run_all(put, put, get)
+        for _ in range(3):
+            queue.put(b"x")
+        assert queue.full()
+        with pytest.raises(standard.Full):
+            queue.put(b"x", timeout=0)
+        assert max(sizes) <= 4  # one is linked before it is found to be too much
+
+
+def test_a_put_beyond_maxsize_by_another_producer_is_taken_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Queue(ROOM, maxsize=1, dir=folder) as queue:
+        real = os.link
+
+        def link(*args: Any) -> None:
+            real(args[0], args[1] + "another")
+            real(*args)
+
+        monkeypatch.setattr(os, "link", link)
+        with pytest.raises(standard.Full):
+            queue.put(b"x", timeout=0)
+        assert 1 == queue.qsize()
+
+
+def test_a_full_arena_waits_for_views_and_says_full_until_then(queue: Queue) -> None:
+    half = np.ones(ROOM // 2 - 4096, np.uint8)
+    queue.put(half)
+    queue.put(half)
+    held = [queue.get(), queue.get()]
+    with pytest.raises(standard.Full):
+        queue.put(half, timeout=0.01)
+    threading.Timer(0.05, held.clear).start()
+    queue.put(half, timeout=30)
+    assert 1 == queue.qsize()
+
+
+def test_a_get_waits_for_a_put_and_no_longer_than_its_timeout(queue: Queue) -> None:
+    begin = time.monotonic()
+    with pytest.raises(standard.Empty):
+        queue.get(timeout=0.25)
+    assert 0.25 <= time.monotonic() - begin < 5
+    threading.Timer(0.05, queue.put, (b"late",)).start()
+    assert b"late" == queue.get(timeout=30)
+
+
+def test_tasks_go_on_while_one_waits_and_a_cancelled_one_has_taken_nothing(folder: Path) -> None:
+    async def both(queue: Queue) -> None:
+        first, second = asyncio.create_task(queue.aget()), asyncio.create_task(queue.aget(timeout=30))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await queue.aput(1)
+        assert 1 == await second
+        await queue.aput(2)
+        waiting = asyncio.create_task(queue.aput(3))
+        await asyncio.sleep(0.02)
+        assert (2, None) == (await queue.aget(), await waiting)
+        assert 3 == await queue.aget()
+        with pytest.raises(standard.Empty):
+            await queue.aget(timeout=0.01)
+        await queue.aput(4)
+        with pytest.raises(standard.Full):
+            await queue.aput(5, timeout=0.01)
+
+    with Queue(ROOM, maxsize=1, dir=folder) as queue:
+        asyncio.run(both(queue))
+
+
+# ---- deliveries
+
+
+def test_a_value_that_is_not_done_comes_again_and_one_that_is_done_does_not(queue: Queue) -> None:
+    for number in range(3):
+        queue.put(value(number))
+    kept = queue.get(ack=True)
+    with suppress(ZeroDivisionError), queue.get(ack=True) as found:
+        assert 1 == number_of(found)
+        1 / 0
+    with queue.get(ack=True) as found:
+        assert 2 == number_of(found)
+    assert 2 == queue.qsize()
+    assert 1 == number_of(queue.get(timeout=10))  # and 0 is in the hands of a consumer that lives
+    with pytest.raises(standard.Empty):
+        queue.get(timeout=0.2)
+    assert 0 == number_of(kept.value)
+    kept.done()
+    kept.done()
+    assert queue.empty()
+
+
+def test_more_claims_than_there_are_is_an_error_and_loses_nothing(queue: Queue) -> None:
+    for number in range(70):
+        queue.put(number)
+    taken = []
+    with raises(RuntimeError, ["done()"]):
+        while True:
+            taken.append(queue.get(ack=True))
+    assert 70 == queue.qsize()
+    for delivery in taken:
+        delivery.done()
+    assert 70 == len(taken) + len([queue.get(timeout=10) for _ in range(queue.qsize())])
+
+
+# ---- names, and the end
+
+
+def test_a_named_queue_is_opened_by_its_name_and_stays_until_it_is_removed(folder: Path) -> None:
+    with Queue(ROOM, name="frames", dir=folder) as one, Queue(ROOM, name="frames", dir=folder) as other:
+        one.put(b"first")
+        assert b"first" == other.get(timeout=10)
+        one.put(b"second")
+        with raises(WriterActiveError, ["frames.queue"]):
+            Queue.unlink("frames", dir=folder)
+    with Queue(ROOM, name="frames", dir=folder) as later:
+        assert [b"second"] == list(later)
+    Queue.unlink("frames", dir=folder)
+    with raises(StoreNotFoundError, ["frames.queue"]):
+        Queue.unlink("frames", dir=folder)
+    assert [] == os.listdir(folder)
+
+
+def test_many_who_open_one_name_at_once_share_a_queue(folder: Path) -> None:
+    opened: list[Queue] = []
+    run_all(*[lambda: opened.append(Queue(ROOM, name="one", dir=folder)) for _ in range(6)])
+    opened[0].put(7)
+    assert 7 == opened[-1].get(timeout=10)
+    for queue in opened:
+        queue.close()
+    assert ["one.queue"] == os.listdir(folder)
+    Queue.unlink("one", dir=folder)
+
+
+def test_an_iteration_over_a_name_waits_for_a_first_producer(folder: Path) -> None:
+    with Queue(ROOM, name="n", dir=folder) as consumer:
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.extend(consumer))
+        thread.start()
+        time.sleep(0.3)  # it has looked whether there are producers
+        with Queue(ROOM, name="n", dir=folder) as producer:
+            producer.put(1)
+        thread.join(30)
+        assert [1] == found
+    Queue.unlink("n", dir=folder)
+
+
+def test_a_closed_queue_refuses_calls_and_its_views_stay(queue: Queue, folder: Path) -> None:
+    other = pickle.loads(pickle.dumps(queue))
+    other.put(value(3))
+    found = other.get(timeout=10)
+    other.put(value(4))
+    other.close()
+    other.close()
+    for call in (other.get, other.qsize, lambda: other.put(1), lambda: next(other), lambda: pickle.dumps(other)):
+        with raises(StoreClosedError, ["closed"]):
+            call()
+    assert (3, 4) == (number_of(found), number_of(queue.get(timeout=10)))
+    queue.join_thread()
+
+
+def test_a_queue_whose_processes_have_ended_cannot_be_opened(folder: Path) -> None:
+    with Queue(ROOM, dir=folder) as queue:
+        packed = pickle.dumps(queue)
+    with raises(StoreNotFoundError, ["ended"]):
+        pickle.loads(packed)
+
+
+def _exits(queue: Queue, said: Connection) -> None:
+    queue.put(1)
+    said.send(os.getpid())
+
+
+@pytest.mark.parametrize("context", [FORK, FRESH])
+def test_the_last_process_that_exits_removes_the_queue(folder: Path, context: Any) -> None:
+    queue = Queue(ROOM, dir=folder)
+    child = Child(_exits, queue, context=context)
+    queue.close()
+    child.heard()
+    assert [] == os.listdir(folder)
+
+
+def test_garbage_closes_and_the_next_queue_removes_those_of_dead_processes(folder: Path) -> None:
+    Queue(ROOM, dir=folder)
+    assert [] == os.listdir(folder)
+
+    def dies() -> None:
+        queue = Queue(ROOM, dir=folder)
+        queue.put(1)
+        os.kill(os.getpid(), 9)
+
+    process = FORK.Process(target=dies)
+    process.start()
+    process.join()
+    assert 1 == len(os.listdir(folder))
+    with Queue(ROOM, dir=folder):
+        assert 1 == len(os.listdir(folder))
+
+
+# ---- deaths
+
+PRODUCER = ["join 1", "keys 1", "mknod 1", "put 1", "link 1", "write 1", "put 3", "link 3", "write 3", "close 1"]
+CONSUMER = ["attach 1", "read 2", "listdir 3", "find 2", "unlink 2", "get 2"]
+ACKS = ["find_or_claim 2", "claimed 2", "find 2", "rename 2", "get 2", "unlink 2"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", PRODUCER)
+def test_what_a_killed_producer_has_put_comes_and_its_room_is_used_again(folder: Path, step: str, when: str) -> None:
+    with Queue(ROOM, dir=folder, processes=1) as queue:
+        told = Child(produce, queue, 0, 5, f"{when} {step}").heard()
+        queue.put(value(100))  # in the arena of the dead one
+        found = drained(queue)
+        assert [*range(len(found) - 1), 100] == found
+        assert len(told) <= len(found) - 1 <= len(told) + 1  # one may be put, and not told
+        assert 0 == free_bytes(queue)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("ack", "step"), [*((False, step) for step in CONSUMER), *((True, step) for step in ACKS)])
+def test_a_killed_consumer_takes_what_it_has_unlinked_and_no_more(
+    queue: Queue, ack: bool, step: str, when: str
+) -> None:
+    for number in range(6):
+        queue.put(value(number))
+    module._drop(queue._puts, queue._bell)
+    told = Child(consume, queue, ack, f"{when} {step}").heard()
+    lost = {*range(6)} - {*told, *(found := drained(queue))}
+    may_lose = (not ack and step in ("unlink 2", "get 2")) or (ack and (when, step) == ("after", "unlink 2"))
+    assert len(told) + len(found) + len(lost) == 6
+    assert len(lost) <= may_lose
+    assert sorted(found) == found or ack
+    assert 0 == free_bytes(queue)
+
+
+@pytest.mark.parametrize("step", ["link 1", "mknod 1", "get_cached 1", "get_cached 2", "put 1"])
+def test_a_successor_that_is_killed_loses_nothing_of_its_predecessor(folder: Path, step: str) -> None:
+    with Queue(ROOM, dir=folder, processes=1) as queue:
+        Child(produce, queue, 0, 4, "after write 4").heard()
+        Child(produce, queue, 50, 1, f"before {step}").heard()
+        for number in range(100, 200):  # more than the arena holds
+            queue.put(value(number), timeout=0.2) if number < 110 else None
+        assert [0, 1, 2, 3, *range(100, 110)] == drained(queue)
+        assert 0 == free_bytes(queue)
+
+
+def test_a_lost_byte_of_the_bell_delays_and_no_more(queue: Queue) -> None:
+    queue.get_thread = threading.Thread(target=lambda: time.sleep(0.02))  # type: ignore[attr-defined]
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(number_of(queue.get(timeout=30))))
+    thread.start()
+    time.sleep(0.05)
+    os.link(f"{queue._folder}/bell", f"{queue._folder}/never")  # counts, and is in no folder
+    os.unlink(f"{queue._folder}/never")
+    queue.put(value(1))
+    thread.join(30)
+    assert [1] == found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kills_at_random_lose_no_more_than_what_dead_consumers_had(folder: Path, seed: int) -> None:
+    rng, count, put, got = random.Random(seed), 400, [], []
+    with Queue(ROOM, dir=folder, processes=4) as queue:
+        consumers = [Child(killed.spend, queue) for _ in range(2)]
+        kills = 0
+        first = 0
+        while first < 8 * count:
+            producer = Child(produce, queue, first, count)
+            time.sleep(rng.random() * 0.15)
+            victim = rng.choice([producer, *consumers])
+            victim.process.kill()
+            if victim in consumers:
+                kills += 1
+                consumers.remove(victim)
+                got += victim.heard()
+                consumers.append(Child(killed.spend, queue))
+            put.append((first, len(producer.heard())))
+            first += count
+        module._drop(queue._puts, queue._bell)
+        got += [number for child in consumers for number in child.heard()]
+        assert queue.empty()
+        assert len({*got}) == len(got)
+        told = {number for first, number_told in put for number in range(first, first + number_told)}
+        assert len(told - {*got}) <= kills * 2  # one unlinked, and one told to a pipe that died
+        assert {*got} <= told | {first + number_told for first, number_told in put}
