@@ -13,7 +13,7 @@ SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 # Hundreds of tests start a Python, which compiles what it imports once, or each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-announced test test-c test-python test-base test-newest test-vllm test-sglang dist test-dist lint model fuzz simulate mutants storm survival coverage bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: help demo demo-announced test test-c test-python test-rust test-base test-newest test-vllm test-sglang dist test-dist lint model fuzz simulate mutants storm survival coverage bench bench-vllm peers tiers copy-threshold docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile | expand -t 16
@@ -36,6 +36,16 @@ test-python: $(VENV)/.dev $(VENV)/.demo $(VENV)/.built ## the Python tests alone
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone' $(ARGS); most=$$?; \
 	$(BIN)/python -m pytest -m 'alone and not slow' $(ARGS); \
 	case "$$most $$?" in "0 0"$(if $(ARGS), | "0 5" | "5 0")) ;; *) exit 1 ;; esac
+
+# Offline, by any cargo since 1.63; tests/test_rust.py has the tests with Python. clippy is a package of its own.
+CARGO ?= cargo
+test-rust: ## the Rust crates: tests, warnings, pages, packages
+	cd rust && $(CARGO) test --offline --quiet
+	cd rust && RUSTDOCFLAGS='-D warnings' $(CARGO) doc --offline --quiet --no-deps
+	cd rust && $(CARGO) package --offline --quiet --no-verify --allow-dirty
+	@if $(CARGO) clippy --version >/dev/null 2>&1; then cd rust && $(CARGO) clippy --offline --quiet --all-targets -- -D warnings; \
+	else echo "clippy did not run: it is missing"; fi
+	@if $(CARGO) fmt --version >/dev/null 2>&1; then cd rust && $(CARGO) fmt --check; else echo "rustfmt did not run: it is missing"; fi
 
 # In an environment that has only what `pip install .` brings: no torch, and at most 120 MB.
 test-base: $(VENV)/.venv ## what works without torch

@@ -10,6 +10,8 @@ PLACES = {
     "pyproject.toml": r'^version = "(.+)"',
     "shmstore/__init__.py": r'^__version__ = "(.+)"',
     "csrc/store/shmstore.h": r'^#define SHMSTORE_VERSION "(.+)"',
+    "rust/shmstore-sys/Cargo.toml": r'^version = "(.+)"',
+    "rust/shmstore/Cargo.toml": r'^version = "(.+)"',
     "CITATION.cff": r"^version: (.+)",
     "CHANGELOG.md": r"^## \[(.+?)\]",
 }
