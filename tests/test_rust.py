@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreFullError
+from shmstore.config import flags
 from tests.support import SHM
 
 pytestmark = [
@@ -25,14 +26,15 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[1]
+PROGRAMS = ("--offline", "--quiet", "--manifest-path", ROOT / "tests" / "rust" / "Cargo.toml")
 TARGET = ROOT / "rust" / "target"
 GUIDE = (ROOT / "docs" / "guides" / "rust.md").read_text(encoding="utf-8")
 
 
-def cargo(*command: str | Path) -> None:
+def cargo(*command: str | Path, **environment: str) -> None:
     done = subprocess.run(
         ["cargo", *command],
-        env=os.environ | {"CARGO_TARGET_DIR": str(TARGET)},
+        env={**os.environ, "CARGO_TARGET_DIR": str(TARGET), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -44,7 +46,7 @@ def cargo(*command: str | Path) -> None:
 @pytest.fixture(scope="module")
 def programs() -> Path:
     """Build the example and the other process of these tests; the folder of both."""
-    cargo("build", "--offline", "--quiet", "--manifest-path", ROOT / "tests/rust/Cargo.toml")
+    cargo("build", *PROGRAMS)
     return TARGET / "debug"
 
 
@@ -87,6 +89,18 @@ def test_the_worker_of_the_guide_gets_frames(programs: Path, name: str, tmp_path
     done = subprocess.run([sys.executable, worker], capture_output=True, text=True, check=False)
     assert (0, "(480, 640, 3)\n" * 2, "") == (done.returncode, done.stdout, done.stderr)
     assert not (SHM / name).exists()
+
+
+@pytest.mark.skipif(not shutil.which("pkg-config"), reason="there is no pkg-config")
+def test_a_program_links_the_library_that_pkg_config_finds(name: str, tmp_path: Path) -> None:
+    (found,) = flags(cflags=True)
+    lib = Path(found.removeprefix("-I")).parent / "lib"
+    asked = {"SHMSTORE_SYS_USE_PKG_CONFIG": "1", "PKG_CONFIG_PATH": str(lib / "pkgconfig"), "CC": "/bin/false"}
+    cargo("build", *PROGRAMS, **asked, CARGO_TARGET_DIR=str(tmp_path), RUSTFLAGS=f"-C link-arg=-Wl,-rpath,{lib}")
+    with running(tmp_path / "debug" / "producer", name) as producer:
+        assert told(producer, "key")
+        assert str(lib / "libshmstore.so") in Path(f"/proc/{producer.pid}/maps").read_text()
+    assert 0 == producer.returncode
 
 
 @pytest.mark.usefixtures("programs")

@@ -3,7 +3,7 @@
 
 use shmstore_sys as sys;
 use std::ffi::CStr;
-use std::os::raw::{c_char, c_int};
+use std::os::raw::c_int;
 use std::{fmt, io};
 
 /// What a call returns.
@@ -91,20 +91,15 @@ pub(crate) fn check(code: c_int) -> Result<c_int> {
 }
 
 fn said() -> String {
-    // SAFETY: it returns a text of this thread with a 0 at its end.
-    text(unsafe { sys::shms_last_error() })
-}
-
-fn text(of_c: *const c_char) -> String {
-    // SAFETY: it has a 0 at its end, and stays until the next call of this thread.
-    unsafe { CStr::from_ptr(of_c) }.to_string_lossy().into_owned()
+    // SAFETY: it returns a text with a 0 at its end, which stays until the next call of this thread.
+    unsafe { CStr::from_ptr(sys::shms_last_error()) }.to_string_lossy().into_owned()
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use Error::*;
         // SAFETY: it takes any code, and returns a constant text with a 0 at its end.
-        let meaning = text(unsafe { sys::shms_strerror(self.code()) });
+        let meaning = unsafe { CStr::from_ptr(sys::shms_strerror(self.code())) }.to_string_lossy();
         match self {
             Invalid(said) | Full(said) | TooLarge(said) | OtherStore(said) | NoSlot(said) => f.write_str(said),
             Foreign(said) | NoLease(said) | Ranks(said) | Options(said) | Quota(said) => f.write_str(said),

@@ -7,9 +7,11 @@ use shmstore_sys as sys;
 use std::os::raw::{c_char, c_int};
 use std::ptr::{null_mut, NonNull};
 
+type Free<T> = unsafe extern "C" fn(*mut T);
+
 /// What C has made, until it is dropped, which calls the function.
 #[derive(Debug)]
-pub(crate) struct Handle<T>(NonNull<T>, unsafe extern "C" fn(*mut T));
+pub(crate) struct Handle<T>(NonNull<T>, Free<T>);
 
 // SAFETY: every function may be called from any thread, says shmstore.h under THREADS.
 unsafe impl<T> Send for Handle<T> {}
@@ -18,17 +20,14 @@ unsafe impl<T> Sync for Handle<T> {}
 
 impl<T> Handle<T> {
     /// Takes what a call of C makes; `None` if it has made nothing.
-    pub fn granted(
-        free: unsafe extern "C" fn(*mut T),
-        make: impl FnOnce(*mut *mut T) -> c_int,
-    ) -> Result<Option<Self>> {
+    pub fn granted(free: Free<T>, make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Option<Self>> {
         let mut raw = null_mut();
         check(make(&mut raw))?;
         Ok(NonNull::new(raw).map(|raw| Handle(raw, free)))
     }
 
     /// The same, where C makes something or returns an error.
-    pub fn made(free: unsafe extern "C" fn(*mut T), make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Self> {
+    pub fn made(free: Free<T>, make: impl FnOnce(*mut *mut T) -> c_int) -> Result<Self> {
         Handle::granted(free, make).map(|made| made.expect("C has made it"))
     }
 
@@ -36,14 +35,9 @@ impl<T> Handle<T> {
         self.0.as_ptr()
     }
 
-    /// What C is to free by another call.
-    pub fn into_raw(self) -> *mut T {
-        std::mem::ManuallyDrop::new(self).raw()
-    }
-
     /// Asks about a key.
     pub fn key(&self, call: unsafe extern "C" fn(*mut T, *const c_char, u32) -> c_int, key: &[u8]) -> Result<bool> {
-        let (key, len) = parts(key)?;
+        let (key, len) = parts(key);
         // SAFETY: such a function takes a handle and a key.
         check(unsafe { call(self.raw(), key, len) }).map(|answer| answer != 0)
     }
@@ -62,7 +56,7 @@ impl<T> Handle<T> {
         find: impl Fn() -> Result<F>,
         mut pause: impl FnMut() -> bool,
     ) -> Result<Found<F>> {
-        let (bytes, len) = parts(key)?;
+        let (bytes, len) = parts(key);
         loop {
             match find() {
                 Err(Error::NotFound) => {}
@@ -86,12 +80,9 @@ impl<T> Drop for Handle<T> {
     }
 }
 
-/// Bytes as C takes them.
-pub(crate) fn parts(bytes: &[u8]) -> Result<(*const c_char, u32)> {
-    match u32::try_from(bytes.len()) {
-        Ok(len) => Ok((bytes.as_ptr().cast(), len)),
-        Err(_) => Err(Error::Invalid(format!("a key or metadata cannot have {} bytes", bytes.len()))),
-    }
+/// Bytes as C takes them. It refuses more than a `u32` can say.
+pub(crate) fn parts(bytes: &[u8]) -> (*const c_char, u32) {
+    (bytes.as_ptr().cast(), bytes.len().try_into().unwrap_or(u32::MAX))
 }
 
 /// The right to make the object of a key, until it is dropped, in any thread, or its process ends.

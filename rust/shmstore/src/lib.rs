@@ -4,7 +4,6 @@
 //! ```
 //! use shmstore::{Expected, Lease, Options, Reader, TensorMeta, Writer};
 //!
-//! # fn main() -> shmstore::Result<()> {
 //! # let name = format!("shmstore-doc-{}", std::process::id());
 //! let writer = Writer::create(&name, &Options { capacity: 1 << 20, n_readers: 1, ..Options::default() })?;
 //! let meta = TensorMeta::new("float32", [2, 3]).to_bytes()?;
@@ -15,8 +14,7 @@
 //! let reader = Reader::attach(&name, 0, &Expected::default())?; // in another process, as rank 0
 //! let view = reader.acquire(&reference)?;
 //! assert_eq!(Some((TensorMeta::new("float32", [2, 3]), &[0; 24][..])), view.tensor()?);
-//! # Ok(())
-//! # }
+//! # Ok::<(), shmstore::Error>(())
 //! ```
 //!
 //! A store is a file in `/dev/shm`, or elsewhere if its name is a path. A key is text, in UTF-8.

@@ -6,9 +6,9 @@ use crate::handle::{parts, Handle};
 use crate::{Error, Result};
 use shmstore_sys as sys;
 use std::ffi::{CStr, CString};
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Deref, DerefMut, Range};
-use std::os::raw::c_char;
+use std::os::raw::{c_char, c_int};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
@@ -34,11 +34,16 @@ impl Reference {
     pub fn as_bytes(&self) -> &[u8; sys::SHMS_REF_SIZE] {
         &self.0
     }
+
+    /// Takes what a call writes.
+    pub(crate) fn made(write: impl FnOnce(*mut u8) -> c_int) -> Result<Reference> {
+        let mut bytes = [0; sys::SHMS_REF_SIZE];
+        check(write(bytes.as_mut_ptr())).map(|_| Reference(bytes))
+    }
 }
 
 impl TryFrom<&[u8]> for Reference {
     type Error = Error;
-
     /// Takes any 40 bytes: the store knows whether they name an object.
     fn try_from(bytes: &[u8]) -> Result<Self> {
         let wrong = |_| Error::Invalid(format!("a reference has {} bytes, not {}", sys::SHMS_REF_SIZE, bytes.len()));
@@ -86,7 +91,6 @@ impl View {
 
 impl Deref for View {
     type Target = [u8];
-
     fn deref(&self) -> &[u8] {
         let view = self.view();
         self.bytes(view.payload, view.payload_size)
@@ -99,7 +103,8 @@ impl Deref for View {
 #[derive(Debug)]
 pub struct Pending {
     pub(crate) handle: Handle<sys::shms_uncommitted>, // dropped before the writer
-    pub(crate) payload: NonNull<[u8]>,
+    pub(crate) payload: NonNull<u8>,
+    pub(crate) size: usize,
     pub(crate) _writer: Arc<Handle<sys::shms_writer>>,
 }
 
@@ -111,26 +116,24 @@ unsafe impl Sync for Pending {}
 impl Pending {
     /// Hands the object out.
     pub fn commit(self) -> Result<Reference> {
-        let mut bytes = [0; sys::SHMS_REF_SIZE];
-        // SAFETY: the call ends and frees it, and its writer lives as long as `_writer`.
-        check(unsafe { sys::shms_uncommitted_commit(self.handle.into_raw(), bytes.as_mut_ptr()) })?;
-        Ok(Reference(bytes))
+        let raw = ManuallyDrop::new(self.handle).raw();
+        // SAFETY: the call frees it, and its writer lives as long as `_writer`.
+        Reference::made(|out| unsafe { sys::shms_uncommitted_commit(raw, out) })
     }
 }
 
 impl Deref for Pending {
     type Target = [u8];
-
     fn deref(&self) -> &[u8] {
         // SAFETY: the bytes are its own until it ends.
-        unsafe { self.payload.as_ref() }
+        unsafe { slice::from_raw_parts(self.payload.as_ptr(), self.size) }
     }
 }
 
 impl DerefMut for Pending {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above.
-        unsafe { self.payload.as_mut() }
+        unsafe { slice::from_raw_parts_mut(self.payload.as_ptr(), self.size) }
     }
 }
 
@@ -164,7 +167,7 @@ impl TensorMeta {
     ///
     /// `None`: it is something else. [`Error::Corrupt`]: no such payload has it.
     pub fn parse(meta: &[u8], payload_size: usize) -> Result<Option<(TensorMeta, Range<usize>)>> {
-        let (meta, len) = parts(meta)?;
+        let (meta, len) = parts(meta);
         let mut found = MaybeUninit::<sys::shms_tensor>::zeroed();
         // SAFETY: `meta` has `len` bytes.
         if check(unsafe { sys::shms_tensor_parse(found.as_mut_ptr(), meta, len, payload_size as u64) })? == 0 {

@@ -8,9 +8,8 @@ use std::path::Path;
 
 /// Bits of [`Options::flags`].
 pub mod flags {
-    pub use shmstore_sys::SHMS_PREFAULT as PREFAULT;
     pub use shmstore_sys::{SHMS_CHECKSUMS as CHECKSUMS, SHMS_EPHEMERAL as EPHEMERAL, SHMS_HUGE_PAGES as HUGE_PAGES};
-    pub use shmstore_sys::{SHMS_MEMFD as MEMFD, SHMS_OUTLIVES as OUTLIVES, SHMS_OWNS as OWNS};
+    pub use shmstore_sys::{SHMS_OUTLIVES as OUTLIVES, SHMS_OWNS as OWNS, SHMS_PREFAULT as PREFAULT};
 }
 
 /// What [`Writer::create`](crate::Writer::create) creates; all but `capacity` and `n_readers` may be 0.
@@ -57,14 +56,10 @@ pub struct Expected {
 }
 
 impl Options {
-    pub(crate) fn as_c(&self) -> Result<sys::shms_options> {
-        let mut group_sizes = [0; sys::SHMS_MAX_GROUPS];
-        let n_groups = self.group_sizes.len();
-        let sizes = group_sizes.get_mut(..n_groups);
-        sizes
-            .ok_or_else(|| Error::Invalid(format!("{n_groups} groups are too many")))?
-            .copy_from_slice(&self.group_sizes);
-        Ok(sys::shms_options {
+    pub(crate) fn as_c(&self) -> sys::shms_options {
+        let mut group_sizes = [0; sys::SHMS_MAX_GROUPS]; // C refuses more
+        group_sizes.iter_mut().zip(&self.group_sizes).for_each(|(to, size)| *to = *size);
+        sys::shms_options {
             capacity: self.capacity,
             max_object_size: self.max_object_size,
             n_readers: self.n_readers,
@@ -73,17 +68,17 @@ impl Options {
             flags: self.flags,
             mode: self.mode,
             group: self.group.map_or(0, |group| group.saturating_add(1)),
-            n_groups: n_groups as u32,
+            n_groups: self.group_sizes.len().try_into().unwrap_or(u32::MAX),
             group_sizes,
             reserved: [0; 4],
-        })
+        }
     }
 }
 
 impl Expected {
     /// Calls C with it.
-    pub(crate) fn pass<T>(&self, call: impl FnOnce(&sys::shms_expected) -> Result<T>) -> Result<T> {
-        let options = self.options.as_ref().map(Options::as_c).transpose()?;
+    pub(crate) fn pass<T>(&self, call: impl FnOnce(&sys::shms_expected) -> T) -> T {
+        let options = self.options.as_ref().map(Options::as_c);
         call(&sys::shms_expected {
             store: self.store.unwrap_or(sys::SHMS_ANY_STORE),
             allow_uid: self.allow_uid.map_or(sys::SHMS_OWN_UID, i64::from),

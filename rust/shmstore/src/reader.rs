@@ -16,13 +16,10 @@ pub struct Reader(Handle<sys::shms_reader>);
 impl Reader {
     /// Attaches to a store as one of its ranks.
     pub fn attach(store: impl AsRef<Path>, rank: u32, expected: &Expected) -> Result<Reader> {
-        let store = name(store.as_ref())?;
-        let made = expected.pass(|given| {
-            // SAFETY: all arguments outlive the call.
-            let attach = |out: *mut _| unsafe { sys::shms_reader_attach(out, store.as_ptr(), rank, given) };
-            Handle::made(sys::shms_reader_free, attach)
-        });
-        made.map(Reader)
+        let (store, free) = (name(store.as_ref())?, sys::shms_reader_free);
+        // SAFETY: all arguments outlive the call.
+        let attach = |out, given: &_| unsafe { sys::shms_reader_attach(out, store.as_ptr(), rank, given) };
+        expected.pass(|given| Handle::made(free, |out| attach(out, given))).map(Reader)
     }
 
     /// The object of a reference; its lease no longer waits for this rank.
@@ -60,9 +57,10 @@ impl Reader {
     }
 
     fn find_or_error(&self, key: &[u8]) -> Result<View> {
-        let ((key, len), mut bytes, free) = (parts(key)?, [0; sys::SHMS_REF_SIZE], sys::shms_view_release);
-        let bytes = bytes.as_mut_ptr(); // of a reference without a lease
-                                        // SAFETY: it takes a key, and writes the bytes of a reference.
-        Handle::made(free, |out| unsafe { sys::shms_reader_find(self.0.raw(), key, len, bytes, out) }).map(View)
+        let ((key, len), free) = (parts(key), sys::shms_view_release);
+        let mut unleased = [0; sys::SHMS_REF_SIZE];
+        let out_ref = unleased.as_mut_ptr();
+        // SAFETY: it takes a key, and writes the bytes of a reference, which nobody needs.
+        Handle::made(free, |out| unsafe { sys::shms_reader_find(self.0.raw(), key, len, out_ref, out) }).map(View)
     }
 }

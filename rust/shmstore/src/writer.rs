@@ -6,7 +6,7 @@ use crate::options::name;
 use crate::{error::check, Error, Expected, Found, Lease, Options, Pending, Reference, Result};
 use shmstore_sys as sys;
 use std::path::Path;
-use std::ptr::{null_mut, slice_from_raw_parts_mut, NonNull};
+use std::ptr::{null_mut, NonNull};
 use std::sync::Arc;
 
 /// A writer, which puts objects into its arena of a store. Any threads may use it at once.
@@ -18,7 +18,7 @@ pub struct Writer(Arc<Handle<sys::shms_writer>>);
 impl Writer {
     /// Creates a store.
     pub fn create(store: impl AsRef<Path>, options: &Options) -> Result<Writer> {
-        let (store, options) = (name(store.as_ref())?, options.as_c()?);
+        let (store, options) = (name(store.as_ref())?, options.as_c());
         // SAFETY: all arguments outlive the call.
         Writer::made(|out| unsafe { sys::shms_writer_create(out, store.as_ptr(), &options) })
     }
@@ -44,27 +44,26 @@ impl Writer {
 
     /// Copies an object into the store, and hands it out.
     pub fn put(&self, key: impl AsRef<[u8]>, meta: &[u8], payload: &[u8], lease: Lease) -> Result<Reference> {
-        let object = object(key.as_ref(), meta, payload.len(), lease)?;
+        let object = object(key.as_ref(), meta, payload.len(), lease);
         // SAFETY: all arguments outlive the call, and the payload has the bytes that `object` says.
-        reference(|out| unsafe { sys::shms_writer_put(self.raw(), &object, payload.as_ptr().cast(), out) })
+        Reference::made(|out| unsafe { sys::shms_writer_put(self.raw(), &object, payload.as_ptr().cast(), out) })
     }
 
     /// Takes space for an object, whose payload is written in place. Nobody sees it before [`Pending::commit`].
     pub fn begin(&self, key: impl AsRef<[u8]>, meta: &[u8], size: usize, lease: Lease) -> Result<Pending> {
-        let (object, mut payload) = (object(key.as_ref(), meta, size, lease)?, null_mut());
+        let (object, mut payload) = (object(key.as_ref(), meta, size, lease), null_mut());
         // SAFETY: all arguments outlive the call.
         let begin = |out: *mut _| unsafe { sys::shms_writer_begin(self.raw(), &object, &mut payload, out) };
         let handle = Handle::made(sys::shms_uncommitted_abort, begin)?;
-        let start = NonNull::new(payload.cast()).unwrap_or_else(NonNull::dangling); // NULL if it has no bytes
-        let payload = NonNull::new(slice_from_raw_parts_mut(start.as_ptr(), size)).expect("not NULL");
-        Ok(Pending { handle, payload, _writer: Arc::clone(&self.0) })
+        let payload = NonNull::new(payload.cast()).unwrap_or_else(NonNull::dangling); // NULL if it has no bytes
+        Ok(Pending { handle, payload, size, _writer: Arc::clone(&self.0) })
     }
 
     /// Hands a stored object out once more, also that of another writer.
     pub fn hit(&self, key: impl AsRef<[u8]>) -> Result<Reference> {
-        let (key, len) = parts(key.as_ref())?;
+        let (key, len) = parts(key.as_ref());
         // SAFETY: it takes a key, and writes the bytes of a reference.
-        reference(|out| unsafe { sys::shms_writer_hit(self.raw(), key, len, out) })
+        Reference::made(|out| unsafe { sys::shms_writer_hit(self.raw(), key, len, out) })
     }
 
     /// A [`hit`](Self::hit), or the right to make the object; see [`Reader::find_or_claim`](crate::Reader::find_or_claim).
@@ -106,9 +105,9 @@ impl Writer {
         check(unsafe { sys::shms_writer_retire(self.raw(), rank) }).map(drop)
     }
 
-    /// Ends its calls, and lets go of the arena, but not before the last [`Pending`] has ended, whose commit fails.
+    /// Ends its calls, and lets go of the arena once each [`Pending`] has ended; their commits fail.
     ///
-    /// Whether the last writer removes the store: `None`: as is recorded, which is yes unless it was created to outlive them.
+    /// `unlink`: whether the last writer removes the store. `None`: unless it was created with [`OUTLIVES`](crate::flags).
     pub fn close(&self, unlink: Option<bool>) -> Result<()> {
         let how = unlink.map_or(sys::SHMS_AS_RECORDED, i32::from);
         // SAFETY: as above.
@@ -126,20 +125,13 @@ impl Drop for Writer {
     }
 }
 
-fn object(key: &[u8], meta: &[u8], payload_size: usize, lease: Lease) -> Result<sys::shms_object> {
-    let ((key, key_len), (meta, meta_len)) = (parts(key)?, parts(meta)?);
+fn object(key: &[u8], meta: &[u8], payload_size: usize, lease: Lease) -> sys::shms_object {
+    let ((key, key_len), (meta, meta_len)) = (parts(key), parts(meta));
     let (unleased, group) = match lease {
         Lease::Ranks => (0, 0),
         Lease::Group(number) => (0, number.saturating_add(1)),
         Lease::None => (1, 0),
     };
     let payload_size = payload_size as u64;
-    Ok(sys::shms_object { key, meta, payload_size, key_len, meta_len, unleased, group, reserved: [0; 4] })
-}
-
-/// Takes the reference that a call writes.
-fn reference(write: impl FnOnce(*mut u8) -> i32) -> Result<Reference> {
-    let mut bytes = [0; sys::SHMS_REF_SIZE];
-    check(write(bytes.as_mut_ptr()))?;
-    Ok(Reference(bytes))
+    sys::shms_object { key, meta, payload_size, key_len, meta_len, unleased, group, reserved: [0; 4] }
 }
