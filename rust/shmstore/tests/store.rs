@@ -111,21 +111,39 @@ fn a_view_outlives_its_reader_and_keeps_its_bytes() {
 }
 
 #[test]
-fn a_lease_keeps_an_object_until_each_rank_has_read_or_released_it() {
-    let (name, writer, reader) = store();
-    let other = Reader::attach(&name, 1, &Expected::default()).unwrap();
-    let put = |lease| writer.put("key", b"", &[7; CAPACITY - 64], lease);
-    let reference = put(Lease::Ranks).unwrap();
-    drop(reader.acquire(&reference).unwrap());
-    assert!(writer.delete("key").unwrap());
-    assert!(matches!(put(Lease::Ranks), Err(Error::Full(_))));
-    assert!(other.release(&reference).unwrap());
-    assert!(!other.release(&reference).unwrap());
-    assert!(writer.cancel(&put(Lease::Group(0)).unwrap()).unwrap());
-    assert!(matches!(put(Lease::Group(1)), Err(Error::Invalid(_) | Error::Exists)));
-    writer.clear("").unwrap();
-    put(Lease::Ranks).unwrap();
+fn an_object_stays_until_those_have_read_or_released_it_that_its_lease_names() {
+    let name = new_name();
+    let writer = Writer::create(&name, &Options { group_sizes: vec![1, 1], ..options() }).unwrap();
+    let [first, second] = [0, 1].map(|rank| Reader::attach(&name, rank, &Expected::default()).unwrap());
+    let put = |key, lease| writer.put(key, b"", &[7; CAPACITY - 64], lease);
+    let full = || matches!(put("other", Lease::None), Err(Error::Full(_)));
+
+    let reference = put("ranks", Lease::Ranks).unwrap();
+    drop(first.acquire(&reference).unwrap());
+    assert!(full());
+    assert!(second.release(&reference).unwrap());
+    assert!(!second.release(&reference).unwrap());
+
+    let reference = put("second group", Lease::Group(1)).unwrap();
+    assert!(full());
+    drop(second.acquire(&reference).unwrap());
+    put("none", Lease::None).unwrap();
+
+    let reference = put("cancelled", Lease::Ranks).unwrap();
+    assert!(writer.cancel(&reference).unwrap());
+    put("last", Lease::Ranks).unwrap();
     assert_eq!(1, writer.cancel_all().unwrap());
+    writer.clear("la").unwrap();
+    assert!(!writer.has("last").unwrap());
+}
+
+#[test]
+fn no_lease_waits_for_a_reader_that_only_finds() {
+    let (name, writer, reader) = store();
+    let finder = Reader::attach(&name, 1, &Expected { finds: true, ..Expected::default() }).unwrap();
+    drop(reader.acquire(&writer.put("key", b"", &[7; CAPACITY - 64], Lease::Ranks).unwrap()).unwrap());
+    writer.put("other", b"", &[8; CAPACITY - 64], Lease::Ranks).unwrap();
+    assert_eq!(CAPACITY - 64, finder.find("other").unwrap().unwrap().len());
 }
 
 #[test]
@@ -181,6 +199,7 @@ fn a_poll_ends_with_success_with_another_error_or_with_the_callers_patience() {
     };
     assert!(matches!(poll(put, patience), Err(Error::Full(_))));
     assert_eq!(0, left);
+    assert!([Error::Creating, Error::Busy, Error::NoStore].iter().all(Error::is_temporary));
     assert!(matches!(poll(|| reader.acquire(&Reference::try_from(&[7; 40][..])?), || panic!()), Err(Error::Stale)));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| poll(put, pause()));
