@@ -18,8 +18,10 @@ void shms_reclaim_begin(struct shms_writer *w) { w->operation++; }
 
 bool shms_reclaim_yield(struct shms_writer *w) {
     bool others = shms_writer_yield(w);
-    if (others)
+    if (others) {
         shms_reclaim_begin(w);
+        atomic_thread_fence(memory_order_seq_cst); /* as in shms_poll, for what they have put */
+    }
     return others;
 }
 
@@ -314,8 +316,9 @@ bool shms_poll(struct shms_writer *w) {
         const shms_word *counts = shms_segment_at(&w->seg, l->counts_at, o);
         any |= poll(w, (uint32_t)l->n_readers + o, now, counts + (uint64_t)arena * w->ring.n_zones);
     }
-    /* orders the counts before the scans; pairs with the release in count_release */
-    atomic_thread_fence(memory_order_acquire);
+    /* Orders the counts before the scans, and pairs with the fence after a failed R4: if a scan sees that pin, its rank
+     * counts the zone where this writer has put the slot's object. */
+    atomic_thread_fence(memory_order_seq_cst);
     w->released |= any;
     return any;
 }
