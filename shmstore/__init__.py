@@ -73,9 +73,7 @@ def __getattr__(name: str) -> Any:
     import shmstore.serde as serde
     import shmstore.store as store
 
-    globals().update(
-        {late: getattr(home, late) for home in (serde, store) for late in home.__all__ if late in __all__}
-    )
+    globals().update({late: getattr(home, late) for home in (serde, store) for late in home.__all__ if late in __all__})
     return globals()[name]
 
 
