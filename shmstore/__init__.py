@@ -4,7 +4,6 @@ One writer puts objects into shared memory, once; readers take them in place by 
 """
 
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shmstore import errors
@@ -57,8 +56,6 @@ __all__ = [
     "__version__",
 ]
 
-_FRONT_DOOR = {"Cache": "cache", "CacheStats": "cache", "Delivery": "queue", "Queue": "queue"}
-
 
 def __getattr__(name: str) -> Any:
     """Import the rest of the public names, and numpy with them, when the first one is used.
@@ -67,8 +64,11 @@ def __getattr__(name: str) -> Any:
     """
     if name not in (*__all__, "serde", "store"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _FRONT_DOOR:  # by itself: with asyncio and multiprocessing, which the rest does without
-        globals()[name] = getattr(import_module(f"shmstore.frontdoor.{_FRONT_DOOR[name]}"), name)
+    if name in ("Cache", "CacheStats", "Delivery", "Queue"):  # with asyncio and multiprocessing
+        import shmstore.frontdoor.cache as cache
+        import shmstore.frontdoor.queue as queue
+
+        globals().update({late: getattr(home, late) for home in (cache, queue) for late in home.__all__})
         return globals()[name]
     import shmstore.serde as serde
     import shmstore.store as store

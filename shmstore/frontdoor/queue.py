@@ -42,6 +42,8 @@ from shmstore.serde import ObjectSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from shmstore.store.arguments import checked_name, int_of, seconds_of
 
+__all__ = ["Delivery", "Queue"]
+
 _PREFIX = "shmstore-queue-"
 _AGAIN, _LOOK = 0.001, 0.1
 """Seconds between two looks for room, and between two for what nobody has rung for."""
