@@ -117,7 +117,10 @@ def classify(place: str) -> SegmentFile:
 
 def no_store(place: str) -> StoreNotFoundError:
     """Return the error for a place where there is no file."""
-    return StoreNotFoundError(f"there is no store named {shown(place)}", hint="list the stores with shmstore ls")
+    hint = "list the stores with shmstore ls"
+    if not set("*?[").isdisjoint(place):
+        hint = f"name one store; only ls takes a pattern: shmstore ls {shown(parts_of(place)[1])}"
+    return StoreNotFoundError(f"there is no store named {shown(place)}", hint=hint)
 
 
 def another_user(place: str) -> ForeignStoreError:

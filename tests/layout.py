@@ -26,7 +26,6 @@ def fields(table: str, at: int = 0) -> dict[str, int]:
     return offsets
 
 
-SIZES["shms_layout"] = 432  # bytes; fields() of it has them one by one
 SUPERBLOCK = fields("shms_superblock", 0)
 FIELDS = SUPERBLOCK | fields("shms_layout", SUPERBLOCK.pop("layout")) | fields("shms_writer_table", mmap.PAGESIZE)
 """Offsets in the file of the words of the superblock and of the first writer's table."""

@@ -220,6 +220,7 @@ _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are pla
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables are little-endian");
 /* tests/c/test_layout.c checks every offset, so that swapping two words of one size does not go unnoticed. */
+_Static_assert(sizeof(shms_layout) == 432, "layout");
 _Static_assert(sizeof(shms_superblock) == 496, "superblock");
 _Static_assert(sizeof(shms_writer_table) == 3840, "writer table");
 _Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");

@@ -87,7 +87,7 @@ def checked_name(name: Any) -> str:
         possible = False
     if not possible or "/" in name or "\0" in name or name.startswith("{"):
         raise ValueError(
-            f"not a store's name: {shown(name)}; it has up to {native.MAX_NAME} bytes, no slash, no NUL, and is not . "
+            f"not a store's name: {shown(name)}; it has up to {native.MAX_NAME} bytes, no slash or NUL, and is not . "
             "or ..: another folder is passed as dir, and StoreHandle.from_json reads a handle's JSON"
         )
     return name

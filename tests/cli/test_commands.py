@@ -19,7 +19,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from shmstore import ObjectStoreWriter
+from shmstore import ObjectStoreWriter, PickleSerde
 from shmstore.cli import main as cli
 from shmstore.cli.commands import bench, dump, tables, top
 from shmstore.cli.commands.tables import make_fitting_table, make_table
@@ -149,6 +149,23 @@ def test_what_another_process_named_is_shown_as_it_is_and_commands_no_terminal(c
         assert shown in text, ran
         assert "\x1b" not in text
         assert (1 if command == "gc" else 0) == ran.status
+
+
+@pytest.mark.parametrize("command", NAMED)
+def test_a_pattern_in_the_place_of_a_name_is_led_to_ls(command: str) -> None:
+    ran = piped(command, "none-*", *NAMED[command])
+    assert 1 == ran.status
+    assert "shmstore ls 'none-*'" in ran.err
+
+
+def test_verify_lists_eight_of_many_alike_and_counts_the_rest(stores: Stores) -> None:
+    with stores.create(n_readers=1, serde=PickleSerde()) as writer:
+        for n in range(50):
+            writer.put(f"k{n}", n, lease=False)
+        ran, as_json = piped("verify", writer.name), piped("verify", writer.name, "--json")
+    lines = ran.out.splitlines()
+    assert (0, 10, 50) == (ran.status, len(lines), len(as_json.json["report"]["findings"]))
+    assert "note   42 more of this kind (metadata), which --json lists" == lines[8]
 
 
 def ls_entry(name: str) -> dict[str, Any]:

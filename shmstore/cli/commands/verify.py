@@ -1,6 +1,7 @@
 """`shmstore verify`: checks whether a store is sound, or only whether it and its writer are there."""
 
 import argparse
+from collections import Counter
 from contextlib import suppress
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
@@ -8,6 +9,9 @@ from shmstore.cli.commands.common import add_json, add_name, complain, print_jso
 from shmstore.files import another_user, classify
 from shmstore.inspect.host import look_at_host
 from shmstore.places import place_of
+
+_ALIKE = 8
+"""Findings of one kind that are listed; the others are counted."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +74,15 @@ def _run(arguments: argparse.Namespace) -> int:
     wrong = sum(finding.wrong for finding in report.findings)
     verdict = "sound" if not wrong else "1 thing is wrong" if wrong == 1 else f"{wrong} things are wrong"
     with suppress(BrokenPipeError):  # a reader of only the first lines still gets the exit status
+        alike: Counter[tuple[str, str]] = Counter()
         for finding in report.findings:
-            print(f"{'WRONG' if finding.wrong else 'note '}  {finding.text}")
+            mark = "WRONG" if finding.wrong else "note "
+            alike[mark, finding.kind] += 1
+            if alike[mark, finding.kind] <= _ALIKE:
+                print(f"{mark}  {finding.text}")
+        for (mark, kind), count in alike.items():
+            if count > _ALIKE:
+                print(f"{mark}  {count - _ALIKE} more of this kind ({kind}), which --json lists")
         print(f"{shown(report.name)}: {verdict}; checked {what}")
     return EXIT_OK if report.ok else EXIT_WRONG
 
