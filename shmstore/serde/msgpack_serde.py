@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from shmstore.errors import CorruptStoreError
@@ -10,10 +11,15 @@ from shmstore.serde.decode import Mode, Plan, make_plan
 from shmstore.serde.encode import array_address, encode_tree, fill_leaf, new
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.registry import BY_CLASS
+from shmstore.serde.wire import ARRAY, TENSOR
 
 _CACHE_ENTRIES = 2048
 _CACHED_META_BYTES = 2048
-"""Larger meta holds lists of data rather than shapes; it is unlikely to repeat, and slow to hash."""
+"""Larger meta usually holds lists of data rather than shapes, and is unlikely to repeat."""
+_LARGE_ENTRIES = 32
+_LARGE_META_BYTES = 1 << 16
+_LEAF_META_BYTES = 128
+"""But that of many tensors does, and its plan takes 25 us a leaf to make: meta with at most so many bytes for each."""
 
 # These caches are pure functions of their keys, so all instances share them. A full cache is emptied: that needs no
 # work on a hit, and the few shapes of a model never fill one.
@@ -22,21 +28,31 @@ _ONE_ARRAY: dict[Any, tuple[bytes, int]] = {}
 _FLAT: dict[Any, tuple[bytes, int, tuple[tuple[int, int], ...]]] = {}
 _PLANS: dict[Mode, dict[bytes, Plan]] = {"view": {}, "copy": {}, "write": {}, "device": {}}
 _VIEW_PLANS = _PLANS["view"]
+_LARGE_PLANS: dict[tuple[Mode, bytes], Plan] = {}
 _FLAT_LEAVES = 16
+
+_LEAF_MARKS = tuple(msgpack.packb(mark) for mark in (TENSOR, ARRAY))
 
 _ndarray = np.ndarray
 
 
-def _remember(cache: dict[Any, Any], key: Any, entry: Any) -> None:
-    if len(cache) >= _CACHE_ENTRIES:
+def _remember(cache: dict[Any, Any], key: Any, entry: Any, most: int = _CACHE_ENTRIES) -> None:
+    if len(cache) >= most:
         cache.clear()
     cache[key] = entry
 
 
 def _plan(meta: bytes, mode: Mode) -> Plan:
-    plan = make_plan(meta, mode)
     if len(meta) <= _CACHED_META_BYTES:
+        plan = make_plan(meta, mode)
         _remember(_PLANS[mode], meta, plan)
+    elif (known := _LARGE_PLANS.get((mode, meta))) is not None:
+        plan = known
+    else:
+        plan = make_plan(meta, mode)
+        leaves = sum(map(meta.count, _LEAF_MARKS))
+        if len(meta) <= min(_LARGE_META_BYTES, leaves * _LEAF_META_BYTES):
+            _remember(_LARGE_PLANS, (mode, meta), plan, _LARGE_ENTRIES)
     return plan
 
 

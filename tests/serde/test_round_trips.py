@@ -30,6 +30,7 @@ from shmstore.serde import (
     register_type,
 )
 from shmstore.serde.builtin_types import NUMPY_SCALARS
+from shmstore.serde.decode import make_plan
 from shmstore.serde.dtypes import MAX_NDIM, carrier_of
 from shmstore.serde.tensors import KINDS, load_torch
 from shmstore.serde.wire import MAX_DEPTH, MAX_NBYTES
@@ -366,6 +367,29 @@ def test_the_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     large = SERDE.encode([*range(5000)])
     SERDE.decode(large.meta, b"")
     assert large.meta not in msgpack_serde._VIEW_PLANS
+    assert ("view", large.meta) not in msgpack_serde._LARGE_PLANS
+
+
+def test_the_plans_of_many_tensors_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[bytes]()
+
+    def counted(meta: bytes, mode: Any) -> Any:
+        made.append(meta)
+        return make_plan(meta, mode)
+
+    monkeypatch.setattr(msgpack_serde, "make_plan", counted)
+    leaves: list[Any] = [torch.ones(2), np.ones(2)]
+    value = {f"model.layers.{n}.self_attn.q_proj.weight": leaves[n % 2] for n in range(200)}
+    for _ in range(3):
+        assert exact(round_trip(value)) == exact(value)
+    assert 1 == len(made)
+    for n in range(200, 200 + 2 * msgpack_serde._LARGE_ENTRIES):
+        round_trip({**value, f"{n}": torch.ones(n)})
+        assert len(msgpack_serde._LARGE_PLANS) <= msgpack_serde._LARGE_ENTRIES
+    too_large = [*value.values()] * 30
+    for _ in range(2):
+        round_trip(too_large)
+    assert 2 == made.count(SERDE.encode(too_large).meta)
 
 
 def test_the_worked_example_in_the_description_of_the_format_is_true() -> None:
