@@ -142,7 +142,8 @@ def test_the_header_compiles_and_links(compiler: str, standard: str, language: s
     if not shutil.which(compiler):
         pytest.skip(f"there is no {compiler}")
     source, program = tmp_path / "source", tmp_path / "program"
-    source.write_text("#include <shmstore.h>\n#include <stdio.h>\nint main(void) { puts(shms_version()); }\n")
+    body = "shms_expected e = SHMS_EXPECTED_DEFAULTS; puts(e.store == SHMS_ANY_STORE ? shms_version() : shms_last_error());"
+    source.write_text(f"#include <shmstore.h>\n#include <stdio.h>\nint main(void) {{ {body} }}\n")
     linked = ("-x", "none", *told("--cflags", "--libs"), "-o", str(program))
     run(compiler, f"-std={standard}", *STRICT, "-x", language, source, *linked)
     assert run(program) == defined("SHMSTORE_VERSION").strip('"') + "\n"

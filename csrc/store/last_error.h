@@ -7,7 +7,7 @@
 #define SHMS_LAST_ERROR_H
 
 /* Sets the text of shms_last_error, and returns the code. */
-int shms_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int shms_fail(int code, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 #define SHMS_NO_OUT "a pointer to what the call returns is NULL: pass the address of a variable"
 #define SHMS_NO_OPTIONS "the options are NULL: a store needs at least capacity and n_readers"
 #define SHMS_RESERVED "`reserved` must be 0: set the struct to zeros, or its SHMS_..._DEFAULTS, before its fields"

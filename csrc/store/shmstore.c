@@ -7,7 +7,7 @@
 
 #include "batch.h"
 #include "claims.h"
-#include "writer.h"
+#include "monitor.h"
 
 #define THREADS 1 /* as the holder of all claims: no call waits, so nothing asks which thread has one */
 
@@ -25,7 +25,8 @@ const char *shms_strerror(int code) {
         [-SHMS_ENOMEM] = "this process is out of memory",
         [-SHMS_ESYS] = "a system call failed, and errno says how",
         [-SHMS_ENOSPC] = "the folder has no room for a store of that size",
-        [-SHMS_EFULL] = "the store is full of what readers or leases hold: try again later, or raise capacity",
+        [-SHMS_EFULL] =
+            "the store is full of what readers or leases hold: try again later, put unleased, or raise capacity",
         [-SHMS_ETOOLARGE] = "the object is larger than the store allows",
         [-SHMS_EEXISTS] = "the key is already in the store",
         [-SHMS_ENOTFOUND] = "the key is not in the store",
@@ -109,31 +110,14 @@ static int begin(shms_writer *w, shms_batch *b, const shms_object *o) {
     return rc;
 }
 
-/* Says who holds what the store lacks. */
-static int refused(shms_writer *w, shms_batch *b, int rc) {
-    shms_refusal *r = &b->refusal;
-    unsigned long long held = 0, others = 0;
-    unsigned awaited = 0;
-    shms_writer_holders(w, r);
-    for (int i = 0; i < SHMS_MAX_READERS; i++) {
-        held += r->held[i];
-        awaited += r->held[i] && r->awaited[i];
-    }
-    for (int i = 0; i < SHMS_MAX_WRITERS; i++)
-        others += r->held_by_writer[i];
-    return shms_fail(
-        rc,
-        "%s; of %llu bytes %llu are in use and %llu reclaimable, at most %llu in one piece; ranks hold %llu, "
-        "other writers %llu, and this one's unfinished puts %llu%s",
-        shms_strerror(rc), (unsigned long long)r->capacity, (unsigned long long)r->used_bytes,
-        (unsigned long long)r->reclaimable, (unsigned long long)r->longest, held, others, (unsigned long long)r->kept,
-        awaited ? "; some of these ranks have never attached: start or retire them, or put unleased" : "");
-}
-
 /* Undoes what has failed, and frees the memory of the batch. */
 static int end(shms_writer *w, shms_batch *b, int rc, uint8_t *ref) {
-    if (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA)
-        refused(w, b, rc);
+    const shms_refusal *r = &b->refusal; /* without who holds it: that takes long, and a refused call is made again */
+    if (shms_is_refusal(rc))
+        shms_fail(rc,
+                  "%s; %llu of %llu bytes are in use, %llu of them reclaimable; at most %llu could be had in one piece",
+                  shms_strerror(rc), (unsigned long long)r->used_bytes, (unsigned long long)r->capacity,
+                  (unsigned long long)r->reclaimable, (unsigned long long)r->longest);
     if (rc == SHMS_OK) {
         memcpy(ref, b->ref, SHMS_REF_SIZE);
         b->keep = 1;
