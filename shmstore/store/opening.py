@@ -280,10 +280,11 @@ class Openable(Closable):
         store, or replaces it; for another one the call waits up to `wait` seconds, then raises StoreNotFoundError.
 
         A store with other options, of another version or damaged is removed and created again, with a warning in the
-        log. With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is
-        wrong. With "accept" other options are no mismatch: the store is taken with those it has, also while others
-        write, and a warning in the log says which differ; the rest is as with "raise". A file that is not a store is
-        never removed: LayoutMismatchError.
+        log. If readers keep one that differs only in size, and there is no room for both, it is taken as it is.
+        With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is wrong.
+        With "accept" other options are no mismatch: the store is taken with those it has, also while others write, and
+        a warning in the log says which differ; the rest is as with "raise". A file that is not a store is never
+        removed: LayoutMismatchError.
         A store is never removed while a writer lives. Raises LayoutMismatchError then if the options differ and
         `n_writers`, there or here, is above 1; else WriterActiveError, unless an arena is free. It is raised, too, when
         `wait` is over. Raises ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like
@@ -326,7 +327,8 @@ class Openable(Closable):
             except (LayoutMismatchError, CorruptStoreError) as error:
                 if not owns:
                     raise
-                orphans.make_room(chosen, seen, error, on_mismatch != "recreate", asked)
+                taken = orphans.make_room(chosen, seen, error, on_mismatch != "recreate", asked)
+                accept = taken or on_mismatch == "accept"
                 continue
             if not keep:
                 orphans.close_at_exit(made)

@@ -4,7 +4,7 @@ import atexit
 import logging
 import os
 import weakref
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing import util
 from typing import Any
 
@@ -24,6 +24,7 @@ from shmstore.store import diagnostics
 _log = logging.getLogger(__name__)
 
 
+_SIZES = ("capacity", "max_object_size", "max_objects")
 _open: "weakref.WeakSet[Any]" = weakref.WeakSet()  # writers
 _creator = 0  # the process that created such stores
 _folders: set[str] = set()  # where it has
@@ -95,16 +96,26 @@ def unlink(place: str) -> None:
         raise (diagnostics.creating if begun else diagnostics.active)(place) from None
 
 
-def _ask_for_space(place: str, old: os.stat_result, ranks_alive: int, asked: Options) -> None:
-    """Raise StoreSpaceError if the store does not fit where the old one was; readers keep the pages of one they map."""
+def _has_room(place: str, old: os.stat_result, ranks_alive: int, asked: Options, sound: bool) -> bool:
+    """Return whether the store fits where the old one was; readers keep the pages of one that they map.
+
+    If it would fit without them, it is False for an old one that is `sound` and differs only in size. Else raises
+    StoreSpaceError.
+    """
     folder, size = parts_of(place)[0], old.st_blocks * 512
     error = no_space(asked, folder, 0 if ranks_alive else size)
     lacking = (error.needed or 0) - (error.free or 0)
-    if error.total and lacking > 0:  # no size: a tmpfs without a limit
-        if ranks_alive and lacking <= size:
-            who = diagnostics.who_holds(place, holders(old.st_dev, old.st_ino)) or "its readers"
-            error.hint = f"end {who}, which keep the old store, or take it as it is with on_mismatch='accept'"
-        raise error
+    if not error.total or lacking <= 0:  # no size: a tmpfs without a limit
+        return True
+    if ranks_alive and lacking <= size:
+        if sound:
+            with closing(native.Inspector(place)) as inspector:
+                facts = inspector.facts()
+            if not diagnostics.differences(facts, asked._replace(**{name: facts[name] for name in _SIZES})):
+                return False
+        who = diagnostics.who_holds(place, holders(old.st_dev, old.st_ino)) or "its readers"
+        error.hint = f"end {who}, which keep the old store"
+    raise error
 
 
 def make_room(
@@ -113,35 +124,40 @@ def make_room(
     error: LayoutMismatchError | CorruptStoreError,
     keep: bool,
     asked: Options,
-) -> None:
+) -> bool:
     """Remove and log the store that was refused with `error`, if it is still the file that was `seen` before.
 
-    Does nothing if it is another one by now, or is being created. While a writer lives, raises WriterActiveError; or
-    LayoutMismatchError if a store of several writers was `asked` for, or is there, and the options differ. Raises
-    ForeignStoreError; StoreSpaceError if there is no room for its successor; and `error` if the file must stay: with
-    `keep`, if a writer lives and the other arenas are damaged, and a file that has contents and is not a store.
+    Does nothing if it is another one by now, or is being created; and returns True if it must be taken as it is: only
+    its size differs, its readers keep it, and there is no room for both. While a writer lives, raises
+    WriterActiveError; or LayoutMismatchError if a store of several writers was `asked` for, or is there, and the
+    options differ. Raises ForeignStoreError; StoreSpaceError if there is no room for its successor; and `error` if the
+    file must stay: with `keep`, if a writer lives and the other arenas are damaged, and a file that has contents and
+    is not a store.
     """
     turns = native.Turns()
     with suppress(StoreNotFoundError):
         while (file := classify(place)).writer_alive and turns.again():
             pass
         if seen is None or (file.device, file.inode) != (seen.st_dev, seen.st_ino):
-            return  # another writer of the store was faster
+            return False  # another writer of the store was faster
         if file.owner_uid != os.geteuid():
             raise diagnostics.foreign(place, may_allow=False)
         if file.state in ("foreign", "unreadable") or (file.state == "blank" and file.file_bytes):
             raise error
         if file.writer_alive:
             if seen.st_size == 0:
-                return  # its creator had not locked it yet
+                return False  # its creator had not locked it yet
             if isinstance(error, CorruptStoreError) and file.state == "ok":
                 raise error  # of the arenas without a living writer; the superblock is sound
             raise diagnostics.active(place, asked=asked)
         if keep:
             raise error
-        _ask_for_space(place, seen, file.ranks_alive, asked)
+        sound = file.state == "ok" and isinstance(error, LayoutMismatchError)
+        if not _has_room(place, seen, file.ranks_alive, asked, sound):
+            return True
         try:
             native.remove(place, seen.st_dev, seen.st_ino, seen.st_size, True)
         except WriterActiveError:
-            return  # it came in the meantime
+            return False  # it came in the meantime
         _log.warning("removed store %s, to create it again: %s", place, error.message)
+    return False

@@ -14,7 +14,8 @@ from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreSpaceError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.segments import find_segments
 from shmstore.inspect.verify import verify
-from tests.inspect.cases import piped
+from tests.inspect.cases import piped, poke
+from tests.layout import FIELDS
 from tests.store.test_segments import free_bytes
 from tests.support import SHM, Signal, Stores, alive, bits, in_child, on, raises, random_tensor, store_name
 
@@ -115,12 +116,16 @@ def resize_in_a_full_volume() -> None:
         with pytest.raises(AssertionError, match="SIGKILL"):
             in_child(is_killed, capacity)
     with alive(attach_until_killed, name) as worker:
-        with raises(StoreSpaceError, hint=[f"end process {worker.pid} (", "on_mismatch='accept'"]):
-            ObjectStoreWriter.open(name, capacity=5 * MIB, n_readers=1)
-        with ObjectStoreWriter.open(name, capacity=5 * MIB, n_readers=1, on_mismatch="accept") as writer:
-            assert ["k"] == writer.keys()
+        with ObjectStoreWriter.open(name, capacity=5 * MIB, n_readers=1) as writer:
+            assert (["k"], 4 * MIB) == (writer.keys(), writer.stats().capacity)
         with raises(StoreSpaceError, hint=["use less capacity"]):
             ObjectStoreWriter.open(name, capacity=16 * MIB, n_readers=1)
+        other: list[dict[str, Any]] = [{"n_readers": 2}, {"checksums": True}, {"next_id": 1}, {"stamp": 1}]
+        for change in other:
+            for field in FIELDS.keys() & change.keys() - {"n_readers"}:
+                poke(SHM / name, FIELDS[field], change.pop(field))  # damage, and another version
+            with raises(StoreSpaceError, hint=[f"end process {worker.pid} ("]):
+                ObjectStoreWriter.open(name, **{"capacity": 5 * MIB, "n_readers": 1} | change)
     with ObjectStoreWriter.open(name, capacity=5 * MIB, n_readers=1) as writer:
         assert 0 == writer.recovered
 
@@ -153,7 +158,7 @@ def attach_until_killed(name: str, ready: Signal) -> None:
         signal.pause()
 
 
-def test_a_store_of_another_size_is_refused_only_while_somebody_uses_the_old_one() -> None:
+def test_a_store_of_another_size_waits_for_no_worker_of_the_old_one() -> None:
     on("tmpfs", SHM, "size=8m", resize_in_a_full_volume)
 
 
