@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shmstore.integrations import sglang
-from shmstore.integrations.sglang import AGREED, GIB, capacity, compare
+from shmstore.integrations.sglang import AGREED, ENCODER, GIB, capacity, compare
 
 pytestmark = pytest.mark.skipif("sglang" in {one.name for one in distributions()}, reason="SGLang is here")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif("sglang" in {one.name for one in distributions()
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(AGREED, "")  # so that it is as before when the test ends
-    for name in (AGREED, "SHMSTORE_SGLANG", GIB):
+    for name in (AGREED, "SHMSTORE_SGLANG", GIB, ENCODER):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -70,6 +70,14 @@ def test_a_wrong_setting_is_an_error_at_once(size: str, monkeypatch: pytest.Monk
         sglang.register()
 
 
+@pytest.mark.parametrize("options", ["mm-encoder", "[]", "{}", '{"store": "a", "capacity_gb": 0}', '{"read": "views"}'])
+def test_wrong_options_of_encoder_outputs_are_an_error_at_once(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pydantic", reason="each engine brings it")
+    monkeypatch.setenv(ENCODER, options)
+    with pytest.raises(ValueError, match=ENCODER):
+        sglang.register()
+
+
 def test_the_size_is_in_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 4 << 30 == capacity()
     monkeypatch.setenv(GIB, "0.5")
@@ -96,7 +104,7 @@ def test_where_sglang_is_known_what_a_killed_server_has_left_is_removed_at_load(
         left = Path("/dev/shm", server.stdout.readline().strip())
         server.kill()
     assert left.exists()
-    monkeypatch.setattr(compare, "difference", lambda: None)
+    monkeypatch.setattr(compare, "difference", lambda known: None)
     with pytest.raises(ModuleNotFoundError):  # of SGLang, after the decision
         sglang.register()
     assert ("in", False) == (os.environ[AGREED], left.exists())

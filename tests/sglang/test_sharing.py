@@ -1,0 +1,144 @@
+"""Two engines that share encoder outputs, without a model: what is rare, and so not met by real engines in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.managers import mm_schedule
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
+from sglang.srt.mem_cache.multimodal_cache import MultiModalStaticCache
+
+from shmstore.integrations.encoder.outputs import Outputs
+from shmstore.integrations.encoder.settings import Settings
+from shmstore.integrations.sglang.encoder import Ranks, Sharing
+from shmstore.store import ObjectStoreWriter
+from shmstore.store.claims import Claim
+
+WIDTH = 8
+Make = Callable[..., "Engine"]
+
+
+class Engine(Sharing):
+    """One rank with an encoder that counts its items."""
+
+    def __init__(self, name: str, ranks: Ranks, **options: Any) -> None:
+        settings = Settings.parse({"store": name, "capacity_gb": 0.001} | options, "test")
+        super().__init__(settings, ranks, Outputs(settings, "cpu"), "scope", WIDTH)
+        self.encoded = 0
+        self.shown: dict[str, int] = {}
+
+    def _show(self) -> None:
+        for figure, count in self._outputs.figures().items():
+            self.shown[figure] = self.shown.get(figure, 0) + count
+
+    def encode(self, items: list[Any]) -> Any:
+        self.encoded += len(items)
+        return torch.cat([item.feature[:, :WIDTH] * 2 for item in items])
+
+    def ask(self, *items: Any) -> Any:
+        return self.embed(self.encode, list(items), [one.feature for one in items])
+
+
+def picture(number: int, tokens: int = 4) -> Any:
+    feature = torch.full((tokens, 16), float(number))
+    data = {"image_grid_thw": torch.tensor([[1, 4, tokens]])}
+    place = [(3, tokens + 2)]
+    return MultimodalDataItem(modality=Modality.IMAGE, feature=feature, offsets=place, model_specific_data=data)
+
+
+@pytest.fixture
+def make(name: str) -> Iterator[Make]:
+    mm_schedule.embedding_cache = MultiModalStaticCache(0)
+    made: list[Engine] = []
+    alone = Ranks(SimpleNamespace(rank_in_group=0, world_size=1))
+
+    def work(ranks: Ranks = alone, **options: Any) -> Engine:
+        made.append(Engine(name, ranks, **options))
+        return made[-1]
+
+    yield work
+    for one in made:
+        one._outputs.close()
+    ObjectStoreWriter.unlink(name)
+
+
+def claim(one: Engine, item: Any) -> Claim:
+    held = one._outputs.reader.find_or_claim(one._key(item, item.feature), namespace="scope")
+    assert isinstance(held, Claim)
+    return held
+
+
+def test_what_one_has_encoded_the_other_loads_and_twice_in_a_call_is_once(make: Make) -> None:
+    one, two = make(), make()
+    made = one.ask(picture(1), picture(2), picture(1))
+    found = two.ask(picture(1), picture(2))
+    assert [2, 0] == [one.encoded, two.encoded]
+    assert all(torch.equal(a, b) for a, b in zip(made, [*found, found[0]], strict=True))
+    assert {"hits": 1, "encoded": 2, "stored": 2} == {k: v for k, v in one.shown.items() if v and k != "stored_bytes"}
+
+
+def test_who_has_waited_long_enough_encodes(make: Make) -> None:
+    one, two = make(), make(wait_s=0.05)
+    with claim(one, picture(1)):
+        two.ask(picture(1))
+    assert (1, 1) == (two.encoded, two.shown["unclaimed"])
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(3, WIDTH), torch.ones(4, WIDTH + 1), "text"])
+def test_something_else_under_the_key_is_made_anew(wrong: Any, make: Make) -> None:
+    one, two = make(), make()
+    item = picture(1)
+    with ObjectStoreWriter.join(one._settings.store) as other:
+        other.cancel(other.put(one._key(item, item.feature), wrong, namespace="scope"))
+    assert torch.equal(item.feature[:, :WIDTH] * 2, one.ask(item)[0])
+    assert (1, 1) == (one.encoded, one.shown["wrong"])
+    two.ask(picture(1))
+    assert 0 == two.encoded
+
+
+def test_what_the_encoder_makes_of_a_pruned_video_is_passed_on(make: Make) -> None:
+    one, pruned = make(), object()
+    assert pruned is one.embed(lambda _: pruned, [picture(1)], [picture(1).feature])
+    one.ask(picture(2))
+    items = [picture(1), picture(2)]
+    assert pruned is one.embed(lambda _: pruned, items, [item.feature for item in items])
+    assert 1 == one.shown["stored"]
+
+
+def test_what_one_rank_cannot_load_all_ranks_encode(make: Make) -> None:
+    class Poor(Ranks):
+        def agree(self, *flags: bool) -> list[bool]:
+            return [False for _ in flags]
+
+    one, two = make(), make(Poor(SimpleNamespace(rank_in_group=0, world_size=1)))
+    assert torch.equal(one.ask(picture(1))[0], two.ask(picture(1))[0])
+    assert (1, 0) == (two.encoded, two.shown["hits"])
+
+
+def test_a_request_stays_in_the_queue_while_another_engine_makes_its_picture(make: Make) -> None:
+    def request(*items: Any) -> Any:
+        return SimpleNamespace(multimodal_inputs=SimpleNamespace(mm_items=list(items)) if items else None)
+
+    one, two, hasty = make(), make(), make(wait_s=0.0)
+    queue = [request(), request(picture(1)), request(picture(2), picture(1)), request(picture(2))]
+    with claim(one, picture(1)):
+        for _ in range(2):
+            assert [1, 2] == two.held_back(queue)
+        assert [] == hasty.held_back(queue)
+    assert [] == two.held_back(queue)
+    assert [2, 0] == [one.shown.get("deferred", 0) for one in (two, hasty)]
+
+
+def test_with_new_weights_an_engine_shares_with_no_other(make: Make) -> None:
+    one, two = make(), make()
+    one.ask(picture(1))
+    for expected in (2, 3):
+        one.begin_apart()
+        one.ask(picture(1))
+        assert expected == one.encoded
+    two.ask(picture(1))
+    assert 0 == two.encoded
