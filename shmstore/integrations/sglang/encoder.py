@@ -96,12 +96,12 @@ class Sharing:
     def embed(self, encode: Callable[[list[Any]], Any], items: list[Any], features: list[Any]) -> Any:
         """Return the output of each item, or whatever else the encoder makes; `features` are those of the items."""
         keys = [self._key(*one) if self._ranks.first else "" for one in zip(items, features, strict=True)]
-        counts, begun, round_ = [tokens_of(item) for item in items], time.monotonic(), 0
+        counts, begun, waits = [tokens_of(item) for item in items], time.monotonic(), False
         outputs: list[Any] = [None] * len(items)
         try:
             while missing := [i for i, output in enumerate(outputs) if output is None]:
-                plan = self._plan(items, keys, counts, missing, begun, waits=round_ > 0) if self._ranks.first else None
-                round_ += 1
+                plan = self._plan(items, keys, counts, missing, begun, waits=waits) if self._ranks.first else None
+                waits = True
                 steps = dict(zip(missing, self._ranks.told(plan), strict=True))
                 make = [i for i, step in steps.items() if step is True]
                 make += self._load(outputs, {i: step for i, step in steps.items() if isinstance(step, bytes)})
@@ -327,10 +327,9 @@ def _prefill(theirs: Callable[..., Any], scheduler: Any, *args: Any, **more: Any
 def _start(*_: Any) -> None:
     """Open the store in a scheduler that has just made its own cache; a problem is logged, and nothing is shared."""
     global _sharing
-    _sharing = None
     parallel, given, model = get_parallel(), get_server_args(), process_model_config()
     wanted, outputs = encoder_settings(), None
-    if wanted is None or not model.is_multimodal or parallel.pp_rank:  # later stages encode nothing
+    if _sharing is not None or wanted is None or not model.is_multimodal or parallel.pp_rank:
         return
     ranks = Ranks(parallel.tp_group)
     if (problem := _unserved(parallel, given)) is not None:
