@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.multimodal_cache import MultiModalStaticCache
 
 from shmstore.integrations.encoder.outputs import Outputs
 from shmstore.integrations.encoder.settings import Settings
+from shmstore.integrations.sglang import ENCODER, encoder
 from shmstore.integrations.sglang.encoder import Ranks, Sharing
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.claims import Claim
@@ -101,11 +102,13 @@ def test_something_else_under_the_key_is_made_anew(wrong: Any, make: Make) -> No
 
 
 def test_what_the_encoder_makes_of_a_pruned_video_is_passed_on(make: Make) -> None:
-    one, pruned = make(), object()
-    assert pruned is one.embed(lambda _: pruned, [picture(1)], [picture(1).feature])
-    one.ask(picture(2))
-    items = [picture(1), picture(2)]
-    assert pruned is one.embed(lambda _: pruned, items, [item.feature for item in items])
+    def prunes(items: list[Any]) -> Any:
+        return len(items)
+
+    one = make()
+    one.ask(picture(1))
+    for items in ([picture(2)], [picture(1), picture(2)]):
+        assert len(items) == one.embed(prunes, items, [item.feature for item in items])
     assert 1 == one.shown["stored"]
 
 
@@ -142,3 +145,18 @@ def test_with_new_weights_an_engine_shares_with_no_other(make: Make) -> None:
         assert expected == one.encoded
     two.ask(picture(1))
     assert 0 == two.encoded
+
+
+@pytest.mark.parametrize("flag", ["attn_dp_enabled", "encoder_only", "language_only", "enable_lora"])
+def test_an_engine_whose_outputs_cannot_be_shared_goes_on_alone_and_says_so_once(
+    flag: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = {"attn_dp_enabled": False, "encoder_only": False, "language_only": False, "enable_lora": False, flag: True}
+    given = SimpleNamespace(**flags, pp_rank=0, tp_group=SimpleNamespace(rank_in_group=0, world_size=1))
+    for name in ("get_parallel", "get_server_args", "process_model_config"):
+        monkeypatch.setattr(encoder, name, lambda: given)
+    given.is_multimodal = True
+    monkeypatch.setenv(ENCODER, '{"store": "none", "capacity_gb": 1.0}')
+    encoder._start()
+    assert encoder._sharing is None
+    assert 1 == sum("not shared" in record.message for record in caplog.records)
