@@ -225,9 +225,8 @@ class Sharing:
     def _made_elsewhere(self, items: list[Any]) -> list[str]:
         lacking = [item for item in items if not mm_schedule.embedding_cache.has(item.hash)]
         keys = [self._key(item, item.feature) for item in lacking]
-        reader, scope = self._outputs.reader, self._namespace
         with suppress(ShmStoreError):
-            return [k for k in keys if k and reader.claimed(k, namespace=scope) and not reader.has(k, namespace=scope)]
+            return [key for key in keys if key and self._outputs.reader.claimed(key, namespace=self._namespace)]
         return []
 
     def _key(self, item: Any, feature: Any) -> str:
