@@ -83,6 +83,8 @@ def run(path: str, folder: Path) -> None:
 def test_a_python_block_runs_as_it_stands(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "prometheus_client" in block.text or "shmstore.metrics" in block.text:
         pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
+    if "pyarrow" in block.text:
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed; `make test` installs it")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes that it spawns
     program = tmp_path / "program.py"
     program.write_text(block.text, encoding="utf-8")
