@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench import peers
-from bench.peers import LIMITS, OURS, interface, pipelines
+from bench.peers import LIMITS, OURS, caches, interface, pipelines
 from bench.peers.harness import Measurement, Results
 from bench.peers.host import HIT, PUT
 from tests.support import FRESH
@@ -61,3 +61,21 @@ def test_a_pipeline_carries_its_arrays_in_every_way_and_tells_the_page_beside_re
     assert text.startswith("a\n<!-- pipelines: begin -->\n| way")
     assert text.endswith(".\n<!-- pipelines: end -->\nz\n")
     assert "| `multiprocessing.Queue` | 21.00 | 20.00 | 10.5 times |" in text
+
+
+def test_a_cache_makes_each_value_once_beside_others_and_tells_the_page(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = "`shmstore.Cache`"
+    monkeypatch.setitem(caches.WAYS, "absent", lambda folder: __import__("nowhere"))
+    found = caches.measured([ours, "absent"], processes=2, values=10, rounds=2)
+    assert ([ours], 10) == (list(found), found[ours][2])
+    assert 0 < found[ours][0] < found[ours][1]
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- caches: begin -->\nold\n<!-- caches: end -->\nz\n")
+    caches.write(page, caches.table({ours: (7e-6, 30e-6, 10)}, 2, 10, 2))
+    assert page.read_text().startswith(
+        "a\n<!-- caches: begin -->\n| cache | a hit | and all bytes read | values made |\n"
+    )
+    assert f"| {ours} | 7 µs | 30 µs | 10 |" in page.read_text()
+    assert page.read_text().endswith(".\n<!-- caches: end -->\nz\n")

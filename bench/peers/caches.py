@@ -187,7 +187,9 @@ def table(found: dict[str, tuple[float, float, int]], processes: int, values: in
     lines += [
         f"| {way} | {hit * 1e6:.0f} µs | {read * 1e6:.0f} µs | {made} |" for way, (hit, read, made) in found.items()
     ]
-    what = f"1 MiB each; medians of {rounds} turns of {HITS} hits; {processes} processes ask for {values} values in order"
+    what = (
+        f"1 MiB each; medians of {rounds} turns of {HITS} hits; {processes} processes ask for {values} values in order"
+    )
     where = ", ".join(f"{name} {value}" for name, value in machine().items())
     return "\n".join([*lines, "", f"{what}; {where}.", ""])
 
