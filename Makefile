@@ -134,6 +134,7 @@ bench-vllm: $(VLLM_VENV)/.made ## the caches of a real vLLM
 peers: $(VENV)/.bench $(VENV)/.built ## the same work by other libraries, into a page
 	$(BIN)/python -m bench.peers $(ARGS)
 	$(BIN)/python -m bench.peers.pipelines
+	$(BIN)/python -m bench.peers.queues
 
 # Back ends of a tier compared with what they are built on; writes its table into docs/guides/beyond-one-host.md. A minute.
 tiers: $(VENV)/.dev $(VENV)/.built ## the back ends of a tier, into a page
@@ -143,6 +144,7 @@ tiers: $(VENV)/.dev $(VENV)/.built ## the back ends of a tier, into a page
 # minutes, and more without `make test-vllm` before it: two ways are vLLM's.
 survival: $(VENV)/.bench $(VENV)/.dev $(VENV)/.built ## what a kill costs, and what it costs with other libraries, into a page
 	VLLM_VENV=$(VLLM_VENV) $(BIN)/python -m bench.survival $(ARGS)
+	$(BIN)/python -m bench.survival.queues
 
 # Lines and branches of the core and of the Python package that no test runs, if tests/c/not_run.txt does not say why; without
 # the plug-ins, which their engines import. Some 15 minutes. The next `make` builds the extension anew.

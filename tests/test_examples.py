@@ -47,6 +47,10 @@ def test_the_pipeline_reads_all_in_order_though_a_worker_is_killed() -> None:
     assert batches == [line for line in lines if "batch" in line]
 
 
+def test_the_queue_of_frames_loses_none_though_a_camera_and_a_worker_are_killed() -> None:
+    assert ["30 frames wait, 0 were seen", "0 frames wait, 30 were seen", "True"] == run("frames.py")
+
+
 def test_what_a_killed_worker_of_the_pipeline_has_sent_can_be_read_while_the_next_one_stores() -> None:
     with ExitStack() as end:
         owner = ObjectStoreWriter.create(capacity=pipeline.CAPACITY, n_readers=1, n_writers=1, writes=False)

@@ -5,12 +5,13 @@ A queue is a folder in /dev/shm, and its processes share only what the kernel ke
     values       the store: an arena for each process that puts, a rank for each that gets
     waiting/KEY  a value that nobody has taken; KEY is its key in the store
     taken/KEY    a value taken with `ack` and not done; its consumer has a claim on KEY
-    bell         a FIFO with a byte for each put, which wakes who waits. KEYs are hard links to it: their count is its
+    bell         a FIFO with a byte for each put, which wakes consumers. Each KEY is a hard link to it, and so counted
+    room         a FIFO with a byte for each value taken, which wakes producers
 
 Each step is one call of the kernel, so a death comes before it or after it:
 
-    put   store the value under a lease · link waiting/KEY: it is put · ring
-    get   pin the value · unlink waiting/KEY, which succeeds once: it is this consumer's · view it
+    put   store the value under a lease · link waiting/KEY: it is put · ring the bell
+    get   pin the value · unlink waiting/KEY, which succeeds once: it is this consumer's · ring for room · view it
     ack   claim KEY · pin · rename waiting/KEY to taken/KEY · view it; done: unlink taken/KEY · end the claim
     free  a producer that finds KEY in neither folder, in this order, ends the lease; no KEY moves back
 
@@ -44,13 +45,13 @@ from shmstore.store.arguments import checked_name, int_of, seconds_of
 
 __all__ = ["Delivery", "Queue"]
 
-_PREFIX = "shmstore-queue-"
+_PREFIX, _FIFOS = "shmstore-queue-", ("bell", "room")
 _AGAIN, _LOOK = 0.001, 0.1
 """Seconds between two looks for room, and between two for what nobody has rung for."""
 _STAMP = 16
 """Digits of the time with which a key starts, so that keys sort by it; the rest is its lane."""
 _GONE = 16
-"""How many values may be gone before their producer looks; it also looks when its arena is full."""
+"""After how many puts a producer looks what is gone; it also looks when its arena is full."""
 _SIZE = re.compile(r"(\d+) ?([KMGT]?)(?:iB|B)?")
 _queues: "weakref.WeakSet[Queue]" = weakref.WeakSet()
 
@@ -99,6 +100,13 @@ def _ring(bell: int) -> None:
         os.write(bell, b".")
 
 
+def _wait(fifo: int, seconds: float) -> None:
+    """Wait until somebody rings."""
+    rung = select.poll()
+    rung.register(fifo, select.POLLIN)
+    rung.poll(seconds * 1000)
+
+
 def _made(parent: str, capacity: int, processes: int) -> tuple[str, int]:
     """Make a queue without a name; return its folder and its lock. First remove those whose processes have died."""
     for name in os.listdir(parent):
@@ -110,7 +118,8 @@ def _made(parent: str, capacity: int, processes: int) -> tuple[str, int]:
             lock = _locked(folder)
             break
     try:
-        os.mkfifo(f"{folder}/bell", 0o600)
+        for fifo in _FIFOS:
+            os.mkfifo(f"{folder}/{fifo}", 0o600)
         os.mkdir(f"{folder}/waiting")
         os.mkdir(f"{folder}/taken")
         store = ObjectStoreWriter.create(
@@ -219,7 +228,7 @@ class Queue:
     def _start(self, lock: int, *puts: int) -> None:
         self._lock, self._puts = lock, [*puts]  # the latter says that this process may put
         self._waiting, self._taken = f"{self._folder}/waiting/", f"{self._folder}/taken/"
-        self._bell = os.open(f"{self._folder}/bell", os.O_RDWR | os.O_NONBLOCK)
+        self._bell, self._room = (os.open(f"{self._folder}/{fifo}", os.O_RDWR | os.O_NONBLOCK) for fifo in _FIFOS)
         self._closing: ExitStack | None = ExitStack()
         self._start_process()
         self._close_at_exit()
@@ -232,8 +241,8 @@ class Queue:
         self._closing.pop_all()  # what only the parent may close
         if not self._named:
             self._closing.callback(_remove_unused, self._folder)
-        self._closing.callback(os.close, self._lock)
-        self._closing.callback(os.close, self._bell)
+        for fd in (self._lock, self._bell, self._room):
+            self._closing.callback(os.close, fd)
         self._closing.callback(_drop, self._puts, self._bell)
         self._putting, self._getting = threading.Lock(), threading.Lock()
         self._writer: ObjectStoreWriter | None = None
@@ -259,7 +268,7 @@ class Queue:
         vars(self).update(state)
         try:
             lock, *puts = [_locked(self._folder)] if locks is None else [lock.detach() for lock in locks]
-            self._start(lock, *puts)
+            self._start(lock, *puts or [_locked(f"{self._folder}/waiting")])
         except FileNotFoundError:
             raise StoreNotFoundError(f"the queue in {self._folder} has ended with its processes") from None
 
@@ -279,10 +288,12 @@ class Queue:
         Raises `queue.Full`, and as `ObjectStoreWriter.put` does for a value that the serializer refuses or that is too
         large. A value of several processes' `capacity` in all has room if that of this process has.
         """
+        again = False
         for pause in _pauses(timeout, _AGAIN, queue.Full):
-            if self._put(value):
+            if self._put(value, again):
                 return
-            time.sleep(pause)
+            _wait(self._room, pause)
+            again = True
 
     async def aput(self, value: Any, timeout: float | None = None) -> None:
         """Put, and let other tasks run while there is no room."""
@@ -291,14 +302,17 @@ class Queue:
                 return
             await asyncio.sleep(pause)
 
-    def _put(self, value: Any) -> bool:
-        """Put the value, or return False if there is no room."""
+    def _put(self, value: Any, again: bool = False) -> bool:
+        """Put the value, or return False if there is no room; `again` after a wait for it."""
         with self._putting:
             self._open()
+            if again:
+                with suppress(BlockingIOError):
+                    os.read(self._room, 1 << 16)  # before it looks: what rings later wakes it
             writer = self._writer or self._join()
             if self.full():
                 return False  # before the copy
-            if len(self._held) > self.qsize() + _GONE:
+            if len(self._held) % _GONE == 0 and len(self._held) > self.qsize():
                 self._free(writer)
             self._stamp = max(self._stamp + 1, time.monotonic_ns())
             key = f"{self._stamp:0{_STAMP}x}{self._lane}"
@@ -318,6 +332,8 @@ class Queue:
                     os.unlink(self._waiting + key)
                     return False
             _ring(self._bell)
+            if again:
+                _ring(self._room)  # for another one, whose byte this one may have read
             return True
 
     def _join(self) -> ObjectStoreWriter:
@@ -364,7 +380,7 @@ class Queue:
         for pause in _pauses(timeout, _LOOK, queue.Empty):
             if (found := self._get(ack)) is not None:
                 return found[0]
-            self._wait(pause)
+            _wait(self._bell, pause)
 
     async def aget(self, timeout: float | None = None, ack: bool = False) -> Any:
         """Get, and let other tasks run meanwhile; a task that is cancelled has taken nothing."""
@@ -398,12 +414,7 @@ class Queue:
                 return found[0]
             if over and self.empty():
                 raise StopIteration
-            self._wait(_LOOK)
-
-    def _wait(self, seconds: float) -> None:
-        bell = select.poll()
-        bell.register(self._bell, select.POLLIN)
-        bell.poll(seconds * 1000)
+            _wait(self._bell, _LOOK)
 
     def _get(self, ack: bool = False) -> tuple[Any] | None:
         """Take the first value that can be had, or return None."""
@@ -459,6 +470,7 @@ class Queue:
                     os.rename(folder + key, self._taken + key) if ack else os.unlink(folder + key)
                 except FileNotFoundError:
                     return None
+                _ring(self._room)
                 value = reader.get(pin.ref)
             if ack:
                 end.pop_all()

@@ -1,4 +1,4 @@
-"""What processes of the tests of a queue do, and how they die: at a call of the kernel, or of the store, that they make."""
+"""What the processes of a queue do in its tests, and how they die: at a call of the kernel or of the store."""
 
 import os
 import signal
