@@ -16,9 +16,9 @@ fn header() -> String {
 }
 
 /// Compiles a program after the header; panics with the compiler's messages.
-fn compile(name: &str, text: &str) {
+fn compile(name: &str, text: &[String]) {
     let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    fs::write(&source, format!("#include <stddef.h>\n#include \"shmstore.h\"\n{text}")).unwrap();
+    fs::write(&source, format!("#include <stddef.h>\n#include \"shmstore.h\"\n{}", text.concat())).unwrap();
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".into());
     let mut words = compiler.split_whitespace();
     let mut command = Command::new(words.next().unwrap());
@@ -41,11 +41,11 @@ fn set<'t>(names: impl IntoIterator<Item = &'t str>) -> BTreeSet<&'t str> {
 fn each_constant_has_its_value() {
     let header = header();
     let mut names = set(between(&header, "#define ", " "));
-    let mut text = String::new();
+    let mut text = Vec::new();
     let ours = between(RUST, "constants! {", "\n}")[0].split([',', ';', ':']);
     for (name, value) in ours.filter_map(|one| one.split_once(" = ")) {
         assert!(names.remove(name.trim()), "the header does not have {name}");
-        text += &format!("_Static_assert({name} == {value}, \"\");\n");
+        text.push(format!("_Static_assert({name} == {value}, \"\");\n"));
     }
     names.retain(|name| !name.starts_with("SHMSTORE_"));
     assert_eq!(set(["SHMS_EXPECTED_DEFAULTS"]), names);
@@ -61,14 +61,14 @@ fn each_function_has_its_parameters_and_its_result() {
     let names = set(ours.iter().map(|one| one.split('(').next().unwrap()));
     assert!(names.len() > 40);
     assert_eq!(set(theirs.filter(|name| name.starts_with("shms_")).chain(["shms_space_needed"])), names);
-    let mut text = String::new();
+    let mut text = Vec::new();
     for one in ours {
         let (name, rest) = one.split_once('(').unwrap();
         let (parameters, result) = rest.rsplit_once(')').unwrap();
         let types = parameters.split(',').filter_map(|one| one.split_once(": ")).map(|(_, given)| in_c(given));
         let types = types.collect::<Vec<_>>().join(", ");
         let result = result.split_once("-> ").map_or("void".into(), |(_, given)| in_c(given));
-        text += &format!("{result} {name}({});\n", if types.is_empty() { "void" } else { &types });
+        text.push(format!("{result} {name}({});\n", if types.is_empty() { "void" } else { &types }));
     }
     compile("functions.c", &text);
 }
@@ -93,19 +93,19 @@ macro_rules! layout {
         let start = &zeros as *const _ as usize;
         let $of { $($field),* } = &zeros;
         let name = stringify!($of);
-        $text += &format!("_Static_assert(sizeof({name}) == {}, \"{name}\");\n", size_of::<$of>());
+        $text.push(format!("_Static_assert(sizeof({name}) == {}, \"{name}\");\n", size_of::<$of>()));
         $({
             let (field, at) = (stringify!($field), $field as *const _ as usize - start);
             let size = std::mem::size_of_val($field);
-            $text += &format!("_Static_assert(offsetof({name}, {field}) == {at}, \"{name}.{field}\");\n");
-            $text += &format!("_Static_assert(sizeof((({name} *)0)->{field}) == {size}, \"{name}.{field}\");\n");
+            $text.push(format!("_Static_assert(offsetof({name}, {field}) == {at}, \"{name}.{field}\");\n"));
+            $text.push(format!("_Static_assert(sizeof((({name} *)0)->{field}) == {size}, \"{name}.{field}\");\n"));
         })*
     };
 }
 
 #[test]
 fn each_struct_has_its_size_and_its_fields() {
-    let mut text = String::new();
+    let mut text = Vec::new();
     layout!(
         text,
         shms_options {
@@ -185,7 +185,8 @@ fn each_struct_has_its_size_and_its_fields() {
     layout!(text, shms_rank_stats { live_views, counters });
     layout!(text, shms_object { key, meta, payload_size, key_len, meta_len, unleased, group, reserved });
     layout!(text, shms_tensor { dtype, offset, size, itemsize, n_dims, shape });
-    let asserted = set(between(&text, "sizeof(shms_", ")"));
+    let all = text.concat();
+    let asserted = set(between(&all, "sizeof(shms_", ")"));
     let header = header();
     assert_eq!(
         set(between(&header, "typedef struct shms_", "{").into_iter().filter(|one| !one.contains(';'))),
