@@ -1,6 +1,6 @@
 //! What the crate adds to C: ownership, errors, threads and forks. The tests of the store itself are in tests/c.
 
-use shmstore::{poll, Error, Expected, Found, Lease, Options, Reader, Reference, TensorMeta, View, Writer};
+use shmstore::{poll, Error, Expected, Found, Lease, Options, Pending, Reader, Reference, TensorMeta, View, Writer};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, process, thread};
@@ -303,6 +303,12 @@ extern "C" {
     fn fork() -> i32;
     fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
     fn _exit(status: i32) -> !;
+}
+
+#[test]
+fn what_has_a_handle_may_be_used_in_any_thread() {
+    fn in_any_thread<T: Send + Sync + 'static>() {}
+    in_any_thread::<(Writer, Reader, View, Pending, Found<Reference>, Error)>();
 }
 
 #[test]
