@@ -48,7 +48,7 @@ void shms_end_uncommitted(struct shms_writer *w, uint32_t slot, uint32_t entry) 
     /* it was never in the store, so there is no eviction to log */
     shms_index_remove(&w->index, shms_slot_hash(w, slot), slot);
     SHMS_STEP("P5"); /* no reader has seen the object, so nobody is asked */
-    atomic_store_explicit(&s->state, SHMS_FREE, memory_order_seq_cst);
+    atomic_store_explicit(&s->state, SHMS_FREE, memory_order_release);
     shms_add(&w->seg.writer->used_bytes, -shms_span(shms_get(&s->length)));
     shms_kinds_leave(&w->kinds, slot);
     shms_ring_remove(&w->ring, slot);

@@ -35,7 +35,7 @@ static bool gone(struct shms_writer *w, uint32_t peer) {
             /* It is gone only if it has attached once. The epoch is read first (pairs with A3): a process that attaches
              * for the first time in between holds the lock already. */
             SHMS_STEP("W1b");
-            attached = atomic_load_explicit(&shms_segment_reader(&w->seg, peer)->epoch, memory_order_seq_cst) > 0;
+            attached = atomic_load_explicit(&shms_segment_reader(&w->seg, peer)->epoch, memory_order_acquire) > 0;
             SHMS_STEP("W1c");
         } else {
             SHMS_STEP("W3w"); /* pairs with that writer's death: the lease of a dead writer promises nothing */
@@ -99,9 +99,9 @@ static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *ex
 
 /* The own slot that another writer has pinned, or SHMS_NONE. */
 static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
-    /* pairs with B1: the pin is seen here, or its writer sees EVICTING; also an acquire, which pairs with B5 */
+    /* after the fence of W2, pairs with B1: the pin is seen here, or its writer sees EVICTING; acquire: pairs with B5 */
     SHMS_STEP("W3h");
-    uint64_t slot = atomic_load_explicit(&shms_segment_writer(&w->seg, o)->pinning, memory_order_seq_cst);
+    uint64_t slot = atomic_load_explicit(&shms_segment_writer(&w->seg, o)->pinning, memory_order_acquire);
     slot -= 1 + (uint64_t)shms_writer_global(w, 0);
     return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
 }
@@ -221,9 +221,9 @@ static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
         const shms_pin *pins = shms_pin_of(w, r, 0);
         for (uint32_t i = 0; i < n; i++) {
-            /* pairs with R1: the pin is seen here, or the reader sees EVICTING; also an acquire, which pairs with R4 */
+            /* after the fence, pairs with R1: the pin is seen here, or the reader sees EVICTING; acquire: pairs with R4 */
             SHMS_STEP("W3");
-            if (shms_pin_count(&pins[slots[i]], memory_order_seq_cst) == 0)
+            if (shms_pin_count(&pins[slots[i]], memory_order_acquire) == 0)
                 continue;
             SHMS_STEP("W3p");
             if (shms_segment_held(&w->seg, (int)r))
@@ -298,11 +298,11 @@ bool shms_poll(struct shms_writer *w) {
     for (uint32_t r = 0; r < l->n_readers; r++) {
         shms_reader_table *t = shms_segment_reader(&w->seg, r);
         shms_peer now = {.retired = shms_get(&w->seg.writer->retired[r])};
-        now.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
+        now.epoch = shms_get(&t->epoch);
         /* All of them, which the rank changes one by one: leases of other writers on objects of this one go by theirs.
          * Each store of an attach or a close changes the sum, and so the last one does. */
         for (uint32_t o = 0; o < l->n_writers; o++)
-            now.base += atomic_load_explicit(&t->base[o], memory_order_acquire);
+            now.base += shms_get(&t->base[o]);
         now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
         any |= poll(w, r, now, shms_reader_zone_releases(t, l, arena));
     }
@@ -310,13 +310,13 @@ bool shms_poll(struct shms_writer *w) {
         const shms_writer_table *t = shms_segment_writer(&w->seg, o);
         if (o == arena)
             continue;
-        shms_peer now = {.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire)};
-        now.retired = atomic_load_explicit(&t->retirements, memory_order_acquire);
+        shms_peer now = {.retired = shms_get(&t->retirements)};
+        now.epoch = shms_get(&t->epoch);
         now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
         const shms_word *counts = shms_segment_at(&w->seg, l->counts_at, o);
         any |= poll(w, (uint32_t)l->n_readers + o, now, counts + (uint64_t)arena * w->ring.n_zones);
     }
-    /* Orders the counts before the scans, and pairs with the fence after a failed R4: if a scan sees that pin, its rank
+    /* Orders what was read here before the scans, and pairs with the fence after a failed R4: if a scan sees that pin, its rank
      * counts the zone where this writer has put the slot's object. */
     atomic_thread_fence(memory_order_seq_cst);
     w->released |= any;

@@ -93,7 +93,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
         l->free[l->n_free++] = i;
     }
     SHMS_STEP("V4"); /* skips numbers that were taken and never published */
-    atomic_store_explicit(&l->writer->published, shms_get(&l->writer->next_lease), memory_order_seq_cst);
+    atomic_store_explicit(&l->writer->published, shms_get(&l->writer->next_lease), memory_order_release);
     shms_set(&l->writer->open_leases, open);
 }
 
@@ -119,7 +119,7 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     atomic_store_explicit(&e->number, number, memory_order_release);
     link_in(l, entry, slot);
     SHMS_STEP("L3"); /* pairs with A4: the base of a rank that attached earlier is not above this lease */
-    atomic_store_explicit(&l->writer->published, number + 1, memory_order_seq_cst);
+    atomic_store_explicit(&l->writer->published, number + 1, memory_order_release);
     shms_add(&l->writer->open_leases, 1);
     return number;
 }
@@ -157,10 +157,10 @@ void shms_leases_close(shms_leases *l, uint32_t entry) {
     shms_add(&l->writer->open_leases, (uint64_t)-1);
 }
 
-/* As shms_reader_table_unpin_failed: if the slot has another object by now, its owner has marked the zone of this one. */
+/* A lease keeps its object in the slot. After a pin alone, the slot may have another object by now; its owner has noted the
+ * zone where it met the pin (note_transient_pin in holders.c). */
 void shms_holds_count(const shms_segment *seg, uint32_t slot) {
     const shms_layout *l = &seg->layout;
-    atomic_thread_fence(memory_order_seq_cst);
     uint64_t offset = shms_get(&shms_segment_slot(seg, slot)->offset);
     shms_word *counts = shms_segment_at(seg, l->counts_at, seg->arena), *total = &seg->writer->releases;
     if (offset < l->capacity) {

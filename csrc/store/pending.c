@@ -72,7 +72,9 @@ static int place(struct shms_writer *w, shms_batch *b, const shms_put *put) {
     SHMS_STEP("P1"); /* the id is taken before it is used: a crash loses only a number */
     /* every writer takes the ids of its own remainder, so ids are unique in the store */
     atomic_store_explicit(&w->seg.writer->next_id, id + w->seg.layout.n_writers, memory_order_release);
-    SHMS_STEP("P2"); /* WRITING before the other words: a successor frees the slot without reading them */
+    /* WRITING, and before it W4 of what was evicted, before the words and bytes below: look-ups without a pin and a
+     * successor do not meet these under an older state. */
+    SHMS_STEP("P2");
     atomic_store_explicit(&s->state, SHMS_WRITING, memory_order_release);
     atomic_thread_fence(memory_order_release);
     shms_set(&s->id, id);
@@ -164,7 +166,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b) {
     shms_set(&s->flags, shms_get(&s->flags) | flags);
     shms_set(&s->put_ns, shms_now_ns());
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
-    atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
+    atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_release);
     shms_add(&w->seg.writer->objects, 1);
     shms_count(w, SHMS_C(puts), 1);
     shms_count(w, SHMS_C(put_bytes), t->payload_size);

@@ -336,12 +336,12 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
         /* No pin is needed. As long as the lease is open, the slot keeps its object; once it has ended, there is
          * nothing to acknowledge. If the slot is another object's by now, its secret does not match the tag. */
         const shms_slot *s = shms_segment_slot(&r->seg, ref.slot);
-        if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id) {
+        if (shms_get(&s->id) == ref.id) {
             /* acquire: before the second read of the id */
             uint64_t secret = atomic_load_explicit(&s->secret, memory_order_acquire);
             if (shms_ref_sealed(packed, r->seg.sb->secret, secret))
                 rc = acknowledge(r, &ref);
-            else if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id)
+            else if (shms_get(&s->id) == ref.id)
                 rc = SHMS_ESTALE;
         }
     }
@@ -358,9 +358,8 @@ int shms_reader_validate(shms_reader *r, const uint8_t *packed) {
         return rc;
     if (shms_ref_read(&ref, packed, r->seg.sb, &r->seg.layout) == SHMS_OK) {
         const shms_slot *s = shms_segment_slot(&r->seg, ref.slot);
-        uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
-        rc = (state == SHMS_LIVE || state == SHMS_EVICTING) &&
-             atomic_load_explicit(&s->id, memory_order_seq_cst) == ref.id &&
+        uint64_t state = atomic_load_explicit(&s->state, memory_order_acquire);
+        rc = (state == SHMS_LIVE || state == SHMS_EVICTING) && shms_get(&s->id) == ref.id &&
              shms_ref_sealed(packed, r->seg.sb->secret, shms_get(&s->secret)) &&
              address_of(r, ref.slot, s) == ref.address;
     }

@@ -35,15 +35,15 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
         SHMS_STEP("A4"); /* `retired` pairs with T1, `published` with L3, `base` with W1a */
         const shms_writer_table *by = of_writer(w, l, o);
         bool rebase = epoch > 0 || atomic_load_explicit(&by->retired[rank], memory_order_seq_cst) == epoch + 1;
-        uint64_t base = rebase ? atomic_load_explicit(&by->published, memory_order_seq_cst) : 0;
-        atomic_store_explicit(&t->base[o], finds ? SHMS_FINDS : base, memory_order_seq_cst);
+        uint64_t base = rebase ? atomic_load_explicit(&by->published, memory_order_acquire) : 0;
+        atomic_store_explicit(&t->base[o], finds ? SHMS_FINDS : base, memory_order_release);
     }
 }
 
 void shms_reader_table_close(shms_reader_table *t, const shms_layout *l) {
     for (uint32_t w = 0; w < l->n_writers; w++) {
         SHMS_STEP("E1"); /* pairs with W1a: no lease waits for a closed rank, and its pins stay */
-        atomic_store_explicit(&t->base[w], SHMS_CLOSED, memory_order_seq_cst);
+        atomic_store_explicit(&t->base[w], SHMS_CLOSED, memory_order_release);
     }
 }
 
@@ -63,7 +63,7 @@ enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l
     SHMS_STEP("R2a"); /* pairs with W2: not LIVE means that the owner may not have seen the pin */
     uint64_t state = atomic_load_explicit(&slot->state, memory_order_seq_cst);
     SHMS_STEP("R2b"); /* after R2a: if LIVE was seen, an id that matches is the id of the live object */
-    if (atomic_load_explicit(&slot->id, memory_order_seq_cst) == id && (state == SHMS_LIVE || state == SHMS_EVICTING))
+    if (shms_get(&slot->id) == id && (state == SHMS_LIVE || state == SHMS_EVICTING))
         return (enum shms_state)state;
     shms_reader_table_unpin_failed(t, l, slot, i);
     return SHMS_FREE;

@@ -76,15 +76,15 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     bool go = !shms_still_held(w, victims, n);
     for (uint32_t i = 0; i < n; i++) {
         if (go)
-            /* before the first byte is reused, or a successor would set half-written bytes to LIVE */
+            /* before the first byte is reused, or a successor would set half-written bytes to LIVE: a put has its fence
+             * (P2) between the two */
             SHMS_STEP("W4"); /* the bytes may be reused from here on */
         else
             SHMS_STEP("W5"); /* somebody holds it after all */
-        atomic_store_explicit(&slots[victims[i]].state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
+        shms_set(&slots[victims[i]].state, go ? SHMS_FREE : SHMS_LIVE);
     }
     if (!go)
         return SHMS_EFULL;
-    atomic_thread_fence(memory_order_release); /* orders W4 before the stores that reuse the bytes */
     shms_add(&w->seg.writer->objects, -(uint64_t)n);
     shms_add(&w->seg.writer->used_bytes, -bytes);
     shms_count(w, SHMS_C(evicted_bytes), evicted_bytes);

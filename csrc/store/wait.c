@@ -3,7 +3,7 @@
  * in docs/concepts/protocol.md.
  */
 #include "segment.h"
-
+#include "slots.h"
 #include "step.h"
 
 /* How long a reader waits for a live writer to decide about an object in EVICTING. The writer decides after it has
@@ -19,9 +19,11 @@ int shms_wait_for_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, 
     uint64_t start = 0;
     bool orphan = false, late = false; /* in either case it looks once more: the owner may have decided meanwhile */
     for (uint32_t turn = 0;; turn++) {
-        SHMS_STEP("R2c"); /* until the owner has decided: LIVE, FREE or another id */
+        /* Until the owner has decided: LIVE, FREE or another id. Pairs with W2, as R2a: to a writer that pins again (B1)
+         * it is the first look. */
+        SHMS_STEP("R2c");
         uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
-        if (atomic_load_explicit(&s->id, memory_order_seq_cst) != id)
+        if (shms_get(&s->id) != id)
             return SHMS_ESTALE;
         if (state != SHMS_EVICTING)
             return state == SHMS_LIVE ? SHMS_OK : SHMS_ESTALE;

@@ -28,11 +28,11 @@ static int settle_slots(struct shms_writer *w) {
         switch (shms_get(state)) {
         case SHMS_WRITING:
             SHMS_STEP("V1"); /* no process has seen it */
-            atomic_store_explicit(state, SHMS_FREE, memory_order_seq_cst);
+            atomic_store_explicit(state, SHMS_FREE, memory_order_release);
             break;
         case SHMS_EVICTING:
             SHMS_STEP("V2"); /* its bytes are whole, because they are reused only after FREE (W4) */
-            atomic_store_explicit(state, SHMS_LIVE, memory_order_seq_cst);
+            atomic_store_explicit(state, SHMS_LIVE, memory_order_release);
             break;
         }
     }
