@@ -13,7 +13,7 @@ SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 # Hundreds of tests start a Python, which compiles what it imports once, or each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-announced test test-c test-python test-rust test-base test-newest test-vllm test-sglang dist test-dist lint model fuzz simulate mutants storm survival coverage bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: help demo demo-announced test test-c test-python test-rust test-base test-newest test-vllm test-sglang dist test-dist lint model fuzz genmc simulate mutants storm survival coverage bench bench-vllm peers tiers copy-threshold docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile | expand -t 16
@@ -92,12 +92,18 @@ lint: $(VENV)/.dev $(VENV)/.built ## ruff, mypy, clang-format, the warnings of t
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.c tests/simulate/*.[ch] bench/*.c examples/c/*.c
+	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] tests/fuzz/*.c tests/simulate/*.[ch] tests/genmc/*.[ch] bench/*.c examples/c/*.c
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -Wshadow -fsyntax-only -Icsrc csrc/*/*.c
 
 # The protocol's model; needs spin.
 model: ## the protocol's model; needs spin
 	$(PYTHON) model/check.py
+
+# The core's C code in all executions that C11 allows, and each memory order made weaker. Needs GenMC, a program:
+# make genmc GENMC=/path/to/genmc. Some minutes; ARGS='pin_evict' chooses programs.
+genmc: ## all executions of small programs of the core; needs GenMC
+	@if [ -x "$(GENMC)" ]; then $(PYTHON) -m tests.genmc "$(GENMC)" $(ARGS); else \
+		echo "nothing was checked: GENMC=/path/to/genmc names the checker"; fi
 
 # Bytes that nobody wrote, for all that reads bytes; needs clang, with libFuzzer. 10^7 runs of each: make fuzz ARGS='--runs 10000000'
 fuzz: $(VENV)/.fuzz $(VENV)/.built ## bytes that nobody wrote; needs clang

@@ -9,6 +9,9 @@ from types import ModuleType
 
 import pytest
 
+from tests.genmc.__main__ import PROGRAMS, tree
+from tests.genmc.orders import ORDERS, STRONG
+
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "model" / "protocol.pml"
 REMOTE = ROOT / "model" / "remote.pml"
@@ -71,6 +74,28 @@ def test_every_mutation_of_the_models_is_checked_and_explained() -> None:
     explained = re.findall(r"^\| ([A-Z0-9_]+) \|", (ROOT / "model" / "README.md").read_text(), re.M)
     checked = [mutation.name for mutation in check().MUTATIONS]
     assert sorted(switches) == sorted(checked) == sorted(explained)
+
+
+def test_every_memory_order_has_a_program_that_fails_without_it_or_a_reason() -> None:
+    stands = [
+        (path.name, found.start())
+        for path in (ROOT / "csrc" / "store").glob("*.[ch]")
+        for found in re.finditer(STRONG, path.read_text())
+    ]
+    meant = []
+    for order in ORDERS:
+        source = (ROOT / "csrc" / "store" / order.file).read_text()
+        assert source.count(order.text) == 1, order
+        found = re.search(STRONG, order.text)
+        assert found is not None
+        meant.append((order.file, source.index(order.text) + found.start()))
+        assert (order.program in PROGRAMS) != (order.why != ""), order
+    assert sorted(meant) == sorted(stands)
+
+
+def test_the_lines_that_the_checker_needs_otherwise_stand_in_the_code() -> None:
+    with tree() as sources:
+        assert "#define TURNS 1 " in (sources / "store" / "wait.c").read_text()
 
 
 FINISHED = """
