@@ -202,6 +202,11 @@ def test_the_claim_of_a_killed_maker_falls_and_the_next_one_makes(opens: Opens) 
     assert 1 == cache.stats().made
 
 
+def test_what_was_put_while_a_value_was_made_stays(opens: Opens) -> None:
+    cache = opens()
+    assert "put" == cache.get_or_make("a", lambda: in_child(cache.put, "a", "put") or "made") == cache["a"]
+
+
 def test_a_value_that_asks_for_itself_is_an_error_and_for_another_is_not(opens: Opens) -> None:
     cache = opens()
     with raises(RuntimeError, ["'a'"], ["call what computes it"]):
