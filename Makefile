@@ -137,11 +137,12 @@ bench: $(VENV)/.dev $(VENV)/.built ## times of single calls
 bench-vllm: $(VLLM_VENV)/.made ## the caches of a real vLLM
 	$(VLLM_VENV)/bin/python -m bench.vllm $(ARGS)
 
-# Compared with what people use today; writes docs/contributing/benchmarks.md, its plots, and a table into
-# docs/guides/pipelines.md. Some minutes.
+# Compared with what people use today; writes docs/contributing/benchmarks.md, its plots, and tables into
+# docs/guides/pipelines.md and docs/guides/programs.md. Some minutes.
 peers: $(VENV)/.bench $(VENV)/.built ## the same work by other libraries, into a page
 	$(BIN)/python -m bench.peers $(ARGS)
 	$(BIN)/python -m bench.peers.pipelines
+	$(BIN)/python -m bench.peers.caches
 	$(BIN)/python -m bench.peers.queues
 
 # Back ends of a tier compared with what they are built on; writes its table into docs/guides/beyond-one-host.md. A minute.

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -71,44 +71,12 @@ def by_joblib(folder: str, mmap_mode: Any = None) -> Get:
     return joblib.Memory(folder, verbose=0, mmap_mode=mmap_mode).cache(make)  # type: ignore[no-any-return]
 
 
-class _References:
-    """The actor that Ray's way has for a dict."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, Any] = {}
-
-    def get(self, key: str) -> Any:
-        return self._of.get(key)
-
-    def put(self, key: str, reference: list[Any]) -> None:
-        self._of[key] = reference
-
-
-def by_ray(folder: str) -> Get:
-    import ray
-
-    if not ray.is_initialized():
-        address = Path(folder, "address")
-        ray.init(address.read_text() if address.exists() else None, log_to_driver=False, logging_level="error")
-        address.write_text(ray.get_runtime_context().gcs_address)
-    actor = (
-        ray.remote(_References).options(name="cache", get_if_exists=True, lifetime="detached", namespace="b").remote()
-    )
-
-    def get(key: str) -> Any:
-        reference = ray.get(actor.get.remote(key))
-        return None if reference is None else ray.get(reference[0])
-
-    return partial(_look_or_make, get, lambda key, value: ray.get(actor.put.remote(key, [ray.put(value)])))
-
-
 WAYS: dict[str, Callable[[str], Get]] = {
     "`shmstore.Cache`": by_shmstore,
     "diskcache": by_diskcache,
     "cachelib, files": by_cachelib,
     "joblib": by_joblib,
     'joblib, `mmap_mode="r"`': partial(by_joblib, mmap_mode="r"),
-    "Ray, an actor of references": by_ray,
 }
 
 
@@ -159,8 +127,8 @@ def measured(ways: list[str], processes: int, values: int, rounds: int) -> dict[
             except ImportError as error:
                 print(f"without {way}: {error}", file=sys.stderr)
                 continue
-            other = folder if "Ray" in way else end.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
-            made[way] = made_by(way, other, processes, values) + ("Ray" in way)
+            other = end.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="shmstore-bench-"))
+            made[way] = made_by(way, other, processes, values)
         hits: dict[str, list[float]] = {way: [] for way in gets}
         reads: dict[str, list[float]] = {way: [] for way in gets}
         for turn in range(rounds + 1):  # the first one warms up
@@ -174,10 +142,6 @@ def measured(ways: list[str], processes: int, values: int, rounds: int) -> dict[
                 if turn:
                     hits[way].append((between - begin) / HITS)
                     reads[way].append((perf_counter() - between) / HITS)
-        with suppress(ImportError):
-            import ray
-
-            ray.shutdown()
         return {way: (median(hits[way]), median(reads[way]), made[way]) for way in gets}
 
 
@@ -200,7 +164,7 @@ def write(page: Path, said: str) -> None:
     page.write_text(before + begin + said + "".join(rest.partition("<!-- caches: end -->")[1:]), encoding="utf-8")
 
 
-def main(page: Path = GUIDE, rounds: int = 100) -> None:
+def main(page: Path = GUIDE, rounds: int = 40) -> None:
     """Measure, print the table, and write it into the page."""
     said = table(measured(list(WAYS), PROCESSES, VALUES, rounds), PROCESSES, VALUES, rounds)
     print(said)

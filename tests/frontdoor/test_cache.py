@@ -264,6 +264,19 @@ def test_of_processes_that_put_and_pop_the_same_key_one_is_the_last(opens: Opens
     assert "b" not in cache
 
 
+def test_of_threads_that_put_and_pop_the_same_key_one_gets_it(opens: Opens, often: None) -> None:
+    cache = opens()
+    popped: list[int] = []
+
+    def put() -> None:
+        for number in range(50):
+            cache[str(number)] = number
+
+    run_all(put, put, put)
+    run_all(*[lambda: popped.extend(cache.pop(str(number), -1) for number in range(50))] * 3)
+    assert list(range(50)) == sorted(number for number in popped if number >= 0)
+
+
 def spawned(cache: Cache) -> Any:
     return cache.get_or_make("a", lambda: 0), cache.get_or_make("b", lambda: os.getpid()) == os.getpid()
 
