@@ -264,17 +264,19 @@ def test_of_processes_that_put_and_pop_the_same_key_one_is_the_last(opens: Opens
     assert "b" not in cache
 
 
-def test_of_threads_that_put_and_pop_the_same_key_one_gets_it(opens: Opens, often: None) -> None:
+@pytest.mark.parametrize("call", [lambda cache: cache.put("a", 2), lambda cache: cache.pop("a")])
+def test_a_put_or_pop_waits_for_the_one_of_the_same_key_and_no_other(opens: Opens, call: Any) -> None:
     cache = opens()
-    popped: list[int] = []
-
-    def put() -> None:
-        for number in range(50):
-            cache[str(number)] = number
-
-    run_all(put, put, put)
-    run_all(*[lambda: popped.extend(cache.pop(str(number), -1) for number in range(50))] * 3)
-    assert list(range(50)) == sorted(number for number in popped if number >= 0)
+    cache["a"] = 1
+    waiting = threading.Thread(target=call, args=(cache,))
+    with cache._alone_with("a"):
+        waiting.start()
+        cache["b"] = 1
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        assert 1 == cache["a"]
+    waiting.join()
+    assert cache.get("a") in (2, None)
 
 
 def spawned(cache: Cache) -> Any:
