@@ -350,6 +350,8 @@ class Cache(MutableMapping[str, Any]):
         with self._alone_with(key) as writer:
             if how and (found := self._look(key, *how)) is not _ABSENT:
                 return found
+            if how and self._reading() is None and writer.is_cached(key):
+                return value  # too many processes read for this one to look
             writer.delete(key)  # in all arenas
             writer, ref = self._put(key, (deadline, value), nbytes)
         try:

@@ -134,6 +134,19 @@ def test_as_many_makers_as_asked_for_fill_all_arenas_and_more_of_them_only_read(
     cache["new"] = 1  # now there is an arena
 
 
+def test_more_readers_than_ranks_miss_and_go_on(opens: Opens, caplog: pytest.LogCaptureFixture) -> None:
+    readers = [opens() for _ in range(130)]
+    readers[0]["a"] = 1
+    found = [cache.get("a") for cache in readers]
+    assert [1] * 128 + [None] * 2 == found
+    assert [2, 2] == [cache.get_or_make("a", lambda: 2) for cache in readers[128:]]
+    assert 2 == caplog.text.count("rank")
+    assert 1 == readers[0]["a"]  # what was made without looking has replaced nothing
+    readers[0].close()
+    readers[1].close()
+    until(lambda: [1, 1] == [cache.get("a") for cache in readers[128:]])
+
+
 def test_an_eviction_takes_what_was_not_used_and_never_what_is_viewed(opens: Opens) -> None:
     cache = opens("4 MiB", processes=1)
     kept, views = cache.get_or_make("kept", lambda: filled(5)), []
