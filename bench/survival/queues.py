@@ -97,7 +97,7 @@ def tried(way: str, victim: str) -> dict[str, Any]:
             chosen = {"consumer": consumers[0], "producer": producer}.get(victim)
             for pid in [chosen.process.pid] if chosen else list(processes("resource_tracker")):
                 kill(pid)
-    hung = any(not child.ended for child in children)
+    hung = any(not child.ended for child in children) or (len(producer.said) < COUNT and victim != "producer")
     for child in children:
         child.process.kill()
         child.process.join()
@@ -134,7 +134,7 @@ def main() -> None:
             for _ in range(TRIES):
                 command = [*ALONE, *OWN_SHM, sys.executable, "-m", __spec__.name, way, victim]
                 done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=PAGE.parents[2])
-                results.append(json.loads(done.stdout.splitlines()[-1]))
+                results.append(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
             cells.append(said(results))
             print(way, victim, cells[-1], file=sys.stderr, flush=True)
         lines.append(f"| {way} | " + " | ".join(cells) + " |")

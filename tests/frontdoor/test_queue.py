@@ -200,6 +200,16 @@ def test_a_put_beyond_maxsize_by_another_producer_is_taken_back(folder: Path, mo
         assert 1 == queue.qsize()
 
 
+def test_a_consumer_wakes_a_producer_that_waits_for_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AGAIN", 100.0)
+    with Queue(ROOM, maxsize=1, dir=folder) as queue:
+        queue.put(1)
+        threading.Timer(0.05, queue.get).start()
+        begin = time.monotonic()
+        queue.put(2, timeout=60)
+        assert time.monotonic() - begin < 20
+
+
 def test_a_full_arena_waits_for_views_and_says_full_until_then(queue: Queue) -> None:
     half = np.ones(ROOM // 2 - 4096, np.uint8)
     queue.put(half)
@@ -264,6 +274,30 @@ def test_a_value_that_is_not_done_comes_again_and_one_that_is_done_does_not(queu
     kept.done()
     kept.done()
     assert queue.empty()
+
+
+def test_a_producer_keeps_what_a_consumer_has_not_done(queue: Queue) -> None:
+    queue.put(value(1))
+    taken = queue.get(ack=True)
+    assert free_bytes(queue) > 0
+    del taken
+    assert 1 == number_of(queue.get(timeout=10))
+
+
+def test_a_value_that_another_consumer_takes_first_is_not_taken_twice(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.put(value(1))
+    real = os.unlink
+
+    def unlink(path: str) -> None:
+        with suppress(FileNotFoundError):
+            real(path)  # the other one
+        real(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    with pytest.raises(standard.Empty):
+        queue.get(timeout=0)
 
 
 def test_more_claims_than_there_are_is_an_error_and_loses_nothing(queue: Queue) -> None:
@@ -342,18 +376,52 @@ def test_a_queue_whose_processes_have_ended_cannot_be_opened(folder: Path) -> No
         pickle.loads(packed)
 
 
-def _exits(queue: Queue, said: Connection) -> None:
-    queue.put(1)
-    said.send(os.getpid())
+class Exits:
+    """What a process does that ends without a close, and begins so late that it alone has the queue."""
+
+    def __init__(self, puts: bool) -> None:
+        self._puts = puts
+
+    def __setstate__(self, state: Any) -> None:
+        time.sleep(0.5)
+        vars(self).update(state)
+
+    def __call__(self, queue: Queue, said: Connection) -> None:
+        time.sleep(0.5)
+        if self._puts:
+            queue.put(2)
+        said.send(queue.get(timeout=30))
 
 
+@pytest.mark.parametrize("puts", [True, False])
 @pytest.mark.parametrize("context", [FORK, FRESH])
-def test_the_last_process_that_exits_removes_the_queue(folder: Path, context: Any) -> None:
+def test_the_last_process_that_exits_removes_the_queue(folder: Path, context: Any, puts: bool) -> None:
     queue = Queue(ROOM, dir=folder)
-    child = Child(_exits, queue, context=context)
+    for number in (0, 1):
+        queue.put(number)
+    assert 0 == queue.get()
+    child = Child(Exits(puts), queue, context=context)
     queue.close()
-    child.heard()
+    assert [1] == child.heard()
     assert [] == os.listdir(folder)
+
+
+def test_a_folder_that_is_removed_while_it_is_opened_is_not_there(folder: Path) -> None:
+    (folder / "gone").mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module.fcntl, "flock", lambda fd, how: (folder / "gone").rmdir())
+        with pytest.raises(FileNotFoundError):
+            module._locked(str(folder / "gone"))
+
+
+def test_an_iteration_waits_for_no_consumer_but_for_what_one_has_in_its_hands(queue: Queue) -> None:
+    other = pickle.loads(pickle.dumps(queue))
+    queue.put(value(1))
+    held = [other.get(timeout=10, ack=True)]
+    threading.Timer(0.3, held.clear).start()
+    assert [1] == [number_of(found) for found in queue]
+    assert not other._puts  # it has not put
+    other.close()
 
 
 def test_garbage_closes_and_the_next_queue_removes_those_of_dead_processes(folder: Path) -> None:
