@@ -63,15 +63,13 @@ WAYS: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 def produce(sender: Any, orders: Connection, torch: bool) -> None:
     """Put an array so often at each order, (bytes, times)."""
+    shared: Callable[[Any], Any] = lambda array: array  # noqa: E731 - what the queue takes
+    if torch:
+        from torch import from_numpy as shared
     sender.put(b"x")
     orders.send("here")
     while order := orders.recv():
-        array = np.ones(order[0], np.uint8)
-        value = array
-        if torch:
-            import torch as library
-
-            value = library.from_numpy(array)
+        value = shared(np.ones(order[0], np.uint8))
         for _ in range(order[1]):
             sender.put(value)
     with suppress(AttributeError):

@@ -1,6 +1,7 @@
 """`Queue`: order, bounds, ends, and what is left when a process is killed anywhere."""
 
 import asyncio
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -409,7 +410,7 @@ def test_the_last_process_that_exits_removes_the_queue(folder: Path, context: An
 def test_a_folder_that_is_removed_while_it_is_opened_is_not_there(folder: Path) -> None:
     (folder / "gone").mkdir()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(module.fcntl, "flock", lambda fd, how: (folder / "gone").rmdir())
+        patched.setattr(fcntl, "flock", lambda fd, how: (folder / "gone").rmdir())
         with pytest.raises(FileNotFoundError):
             module._locked(str(folder / "gone"))
 
