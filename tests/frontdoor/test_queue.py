@@ -407,6 +407,17 @@ def test_the_last_process_that_exits_removes_the_queue(folder: Path, context: An
     assert [] == os.listdir(folder)
 
 
+def test_a_forked_child_closes_its_own_part_and_no_more(queue: Queue) -> None:
+    queue.put(1)
+    assert 1 == queue.get()
+    child = FORK.Process(target=queue.close)
+    child.start()
+    child.join(60)
+    assert 0 == child.exitcode
+    queue.put(2)
+    assert 2 == queue.get(timeout=10)
+
+
 def test_a_folder_that_is_removed_while_it_is_opened_is_not_there(folder: Path) -> None:
     (folder / "gone").mkdir()
     with pytest.MonkeyPatch.context() as patched:
