@@ -42,7 +42,8 @@ def server(model: Path, folder: Path, *flags: str, **env: str) -> Iterator[tuple
         flags += (f"--{key.replace('_', '-')}", *([] if value is True else [str(value)]))
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *flags]
     with (log := folder / "log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | env, start_new_session=True)
+        env = os.environ | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"} | env
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
 
     def ask(path: str, body: object = None) -> str:
         data = None if body is None else json.dumps(body).encode()
@@ -60,7 +61,7 @@ def server(model: Path, folder: Path, *flags: str, **env: str) -> Iterator[tuple
                 time.sleep(0.2)
         yield process.pid, ask
     finally:
-        family = psutil.Process(process.pid).children(recursive=True)
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.send_signal(signal.SIGTERM)
         process.wait(120)
         for one in psutil.wait_procs(family, 60)[1]:  # workers of the server that do not end
