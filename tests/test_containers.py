@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from shmstore.cli.command import parse_size
 from shmstore.cli.main import build_parser
 from shmstore.places import DIRECTORY
+from shmstore.store.arguments import size_of
 from tests.support import bytes_needed, memory_group
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,14 +59,14 @@ def pod() -> Manifest:
         found.append(
             Container(
                 {variable["name"]: variable["value"] for variable in one["env"]},
-                parse_size(one["resources"]["limits"]["memory"]),
+                size_of("size", one["resources"]["limits"]["memory"]),
                 {mount["name"]: mount["mountPath"] for mount in one["volumeMounts"]},
                 {name: probe["exec"]["command"] for name, probe in probes.items()},
                 [probe["timeoutSeconds"] for probe in probes.values()],
                 one["securityContext"].get("runAsUser", spec["securityContext"]["runAsUser"]),
             )
         )
-    return Manifest(volume["name"], parse_size(volume["emptyDir"]["sizeLimit"]), found)
+    return Manifest(volume["name"], size_of("size", volume["emptyDir"]["sizeLimit"]), found)
 
 
 def compose() -> Manifest:
@@ -81,14 +81,14 @@ def compose() -> Manifest:
         found.append(
             Container(
                 one["environment"],
-                parse_size(one["mem_limit"]),
+                size_of("size", one["mem_limit"]),
                 dict(mount.split(":") for mount in one["volumes"]),
                 {"livenessProbe": check["test"][1:]} if check else {},
                 [int(check["timeout"].removesuffix("s"))] if check else [],
                 one["user"],
             )
         )
-    return Manifest(name, parse_size(options["size"]), found)
+    return Manifest(name, size_of("size", options["size"]), found)
 
 
 MANIFESTS = pytest.mark.parametrize("manifest", [pod(), compose()], ids=["pod", "compose"])
@@ -150,9 +150,9 @@ def test_two_pods_share_a_folder_that_the_strictest_pod_security_admits_and_that
 
     options = json.loads(container["command"][-1])["ec_connector_extra_config"]
     engine = bytes_needed(int(options["capacity_gb"] * 2**30), 64)
-    assert options["engines"] * engine <= parse_size(volume["spec"]["capacity"]["storage"])
-    assert options["engines"] * engine <= parse_size(claim["spec"]["resources"]["requests"]["storage"])
-    assert engine < parse_size(container["resources"]["limits"]["memory"])
+    assert options["engines"] * engine <= size_of("size", volume["spec"]["capacity"]["storage"])
+    assert options["engines"] * engine <= size_of("size", claim["spec"]["resources"]["requests"]["storage"])
+    assert engine < size_of("size", container["resources"]["limits"]["memory"])
 
 
 def test_the_pods_with_a_host_path_are_those_with_a_claim_on_one_node_and_its_folder() -> None:
@@ -189,8 +189,8 @@ def test_the_guides_sizes_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| (\d+ [MG]iB) \| (\d+) \| (\d+) MiB \| (\d+) MiB \|$", GUIDE, re.M)
     assert 5 == len(rows)
     for capacity, readers, takes, tables in rows:
-        needed = bytes_needed(parse_size(capacity), int(readers))
-        assert (needed >> 20, (needed - parse_size(capacity)) >> 20) == (int(takes), int(tables))
+        needed = bytes_needed(size_of("size", capacity), int(readers))
+        assert (needed >> 20, (needed - size_of("size", capacity)) >> 20) == (int(takes), int(tables))
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from examples.demo.processing import PACKAGES, PhotographSource, PictureSource, 
 from examples.demo.records import DemoReport, RunSettings
 from examples.demo.report import print_report
 from examples.demo.supervisor import DemoError, Observer, run_mode
-from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, number_argument, parse_size, positive_argument
-from shmstore.cli.commands.common import add_json, print_json, shown
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, number_argument, positive_argument
+from shmstore.cli.commands.common import add_json, print_json, shown, size_argument
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     workers = "worker processes, of some 150 MB each (default 2)"
     parser.add_argument("--workers", type=number_argument(int, 1, 64), default=2, metavar="N", help=workers)
     capacity = "bytes of items that each mode may keep, such as 64M (default: too small for all, so it evicts)"
-    parser.add_argument("--capacity", type=parse_size, metavar="SIZE", help=capacity)
+    parser.add_argument("--capacity", type=size_argument, metavar="SIZE", help=capacity)
     rounds = "number of times that each image is requested (default 5)"
     parser.add_argument("--rounds", type=positive_argument, default=5, metavar="N", help=rounds)
     kill = "kill the API process halfway, start all again, and show that the store kept every hit (mode shm only)"

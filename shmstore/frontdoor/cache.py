@@ -13,7 +13,6 @@ import functools
 import inspect
 import logging
 import os
-import re
 import threading
 import time
 import weakref
@@ -32,7 +31,7 @@ from shmstore.places import Folder, folder_of
 from shmstore.refs import ObjectRef
 from shmstore.serde import MsgpackSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from shmstore.store.arguments import check_flags, checked_name, int_of, packed_key, seconds_of
+from shmstore.store.arguments import check_flags, checked_name, int_of, packed_key, seconds_of, size_of
 from shmstore.store.options import MAX_CAPACITY, MAX_OBJECTS, MAX_WRITERS
 from shmstore.store.warming import touch_pages
 
@@ -50,7 +49,6 @@ _ABSENT: Final = object()
 _making: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("_making", default=())
 """What is being made by callers of this one: the path of the cache, and the key."""
 _caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {f"{u}i": 1024**n for n, u in enumerate("kmgt", 1)}
 _HINTS = dict.fromkeys(("maxsize", "max_size", "size_limit", "max_entries", "threshold"), "pass capacity, in bytes")
 _HINTS |= dict.fromkeys(("ttl", "timeout", "default_timeout", "expire"), "pass expire with each value")
 _WHY: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
@@ -61,14 +59,6 @@ _WHY: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
     "failed": Exception,
 }
 _pause = functools.partial(time.sleep, _AGAIN)
-
-
-def _bytes_of(capacity: Any) -> int:
-    """Return a capacity in bytes: an int, or a text such as "4 GiB" or "500 MB"."""
-    if isinstance(capacity, str) and (found := re.fullmatch(r"([\d.]+) *([kmgt]?i?)b?", capacity.strip().lower())):
-        with suppress(KeyError, ValueError):
-            capacity = int(float(found[1]) * _UNITS[found[2]])
-    return int_of("capacity", capacity, 1, MAX_CAPACITY, 'bytes, or a text such as "4 GiB"')
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -152,7 +142,8 @@ class Cache(MutableMapping[str, Any]):
     ) -> None:
         _refuse(options)
         check_flags(prefault=prefault)
-        self._name, self._dir, self._capacity = checked_name(name), folder_of(dir), _bytes_of(capacity)
+        self._name, self._dir = checked_name(name), folder_of(dir)
+        self._capacity = size_of("capacity", capacity, MAX_CAPACITY)
         self._processes, self._prefault = int_of("processes", processes, 1, MAX_WRITERS // 2), prefault
         self._path = os.path.join(self._dir, self._name)
         self._n_arenas = min(MAX_WRITERS, _ARENAS * self._processes)

@@ -23,7 +23,6 @@ import errno
 import fcntl
 import os
 import queue
-import re
 import secrets
 import select
 import shutil
@@ -36,12 +35,13 @@ from contextlib import ExitStack, suppress
 from multiprocessing import context, reduction, util
 from typing import Any, Self
 
-from shmstore.errors import StoreClosedError, StoreFullError, StoreNotFoundError, WriterActiveError, shown
+from shmstore.errors import StoreClosedError, StoreFullError, StoreNotFoundError, WriterActiveError
 from shmstore.places import Folder, folder_of
 from shmstore.refs import ObjectRef
 from shmstore.serde import ObjectSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from shmstore.store.arguments import checked_name, int_of, seconds_of
+from shmstore.store.arguments import checked_name, int_of, seconds_of, size_of
+from shmstore.store.options import MAX_CAPACITY
 
 __all__ = ["Delivery", "Queue"]
 
@@ -52,7 +52,6 @@ _STAMP = 16
 """Digits of the time with which a key starts, so that keys sort by it; the rest is its lane."""
 _GONE = 16
 """After how many puts a producer looks what is gone; it also looks when its arena is full."""
-_SIZE = re.compile(r"(\d+) ?([KMGT]?)(?:iB|B)?")
 _queues: "weakref.WeakSet[Queue]" = weakref.WeakSet()
 
 
@@ -213,10 +212,7 @@ class Queue:
         dir: Folder | None = None,
     ) -> None:
         self._maxsize, self._serde, self._named = int_of("maxsize", maxsize, 0, 1 << 62), serde, name is not None
-        if isinstance(capacity, str):
-            if (match := _SIZE.fullmatch(capacity)) is None:
-                raise ValueError(f"capacity must be bytes, or a text such as '1 GiB', not {shown(capacity)}")
-            capacity = int(match[1]) << 10 * " KMGT".index(match[2] or " ")
+        capacity = size_of("capacity", capacity, MAX_CAPACITY)
         self._folder = folder_of(dir)
         if name is None:
             self._folder, lock = _made(self._folder, capacity, processes)

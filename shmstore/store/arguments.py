@@ -2,6 +2,7 @@
 
 import operator
 import os
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ MAX_KEY = native.MAX_KEY
 _MAX_UID = 2**32 - 2
 MODES = (0o600, 0o606, 0o660, 0o666)
 """The permissions that a store can have: who may only read its file could lock bytes of it against the others."""
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)(?P<suffix>i?b?)")
 LOOK_AGAIN = 0.005
 """Seconds between two looks for a store that is not there yet."""
 
@@ -38,6 +40,19 @@ def int_of(name: str, value: Any, low: int, high: int, what: str = "an int") -> 
     if not low <= number <= high:
         raise ValueError(f"{name} must be {low if low == high else f'from {low} to {high}'}, not {shown(number)}")
     return number
+
+
+def size_of(name: str, value: Any, high: int = 1 << 62) -> int:
+    """Return a size in bytes: an int, or a text such as "64M", "64 MiB" (powers of 1024) or "64 MB" (powers of 1000).
+
+    TypeError or ValueError, which name the argument, if it is neither, or not from 1 to `high`.
+    """
+    if isinstance(value, str):
+        if (found := _SIZE.fullmatch(value.strip().lower())) is None:
+            raise ValueError(f'{name} must be bytes, or a text such as "64M" or "1 GiB", not {shown(value)}')
+        base = 1000 if found["unit"] and found["suffix"] == "b" else 1024
+        value = int(float(found["number"]) * base ** " kmgt".index(found["unit"] or " "))
+    return int_of(name, value, 1, high, 'bytes, or a text such as "64M" or "1 GiB"')
 
 
 def several_of(name: str, value: Any, what: str) -> Iterable[Any]:

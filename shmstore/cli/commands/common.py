@@ -36,6 +36,16 @@ def size(count: float) -> str:
     return f"{count:.1f} {_UNITS[-1]}"
 
 
+def size_argument(text: str) -> int:
+    """Return the bytes that a text such as "64M" says; an argparse type."""
+    from shmstore.store.arguments import size_of  # not before it is needed: it takes long
+
+    try:
+        return size_of("a size", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def span(duration: float) -> str:
     """Return a duration in seconds as "42 s" or "3 h 12 min"."""
     if duration < 60:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, parse_size, positive_argument
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, positive_argument
 from shmstore.cli.commands.common import (
     NO_TIER,
     TIER_VARIABLE,
@@ -25,6 +25,7 @@ from shmstore.cli.commands.common import (
     complain,
     print_json,
     size,
+    size_argument,
     tier_url,
 )
 from shmstore.cli.commands.tables import make_console, make_table
@@ -124,7 +125,7 @@ def _check_size(tier: Tier, source: Any, target: Any, nbytes: int, count: int) -
 
 
 def _sizes_argument(text: str) -> list[int]:
-    return [parse_size(one) for one in text.split(",")]
+    return [size_argument(one) for one in text.split(",")]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
