@@ -316,8 +316,8 @@ bool shms_poll(struct shms_writer *w) {
         const shms_word *counts = shms_segment_at(&w->seg, l->counts_at, o);
         any |= poll(w, (uint32_t)l->n_readers + o, now, counts + (uint64_t)arena * w->ring.n_zones);
     }
-    /* Orders what was read here before the scans, and pairs with the fence after a failed R4: if a scan sees that pin, its rank
-     * counts the zone where this writer has put the slot's object. */
+    /* Orders what was read here before the scans, and pairs with the fence after a failed R4: if a scan sees that pin,
+     * its rank counts the zone where this writer has put the slot's object. */
     atomic_thread_fence(memory_order_seq_cst);
     w->released |= any;
     return any;
