@@ -199,6 +199,7 @@ private
                     .zone_shift = 6,                                                                                   \
                     .capacity = ZONES * UNIT},                                                                         \
            .zones = {.ring = &(p).w.ring},                                                                             \
+           .operation = 1, /* no verdict is of it yet */                                                               \
            .peers = (p).peers,                                                                                         \
            .polled_zones = (p).polled,                                                                                 \
            .index = {.lines = &world.arenas[a].line,                                                                   \
