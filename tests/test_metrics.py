@@ -19,6 +19,7 @@ import torch
 import yaml
 
 from shmstore import ObjectRef, ObjectStoreWriter, ReaderStats, StaleRefError, StoreFullError, StoreStats
+from shmstore.integrations.encoder.outputs import FIGURES
 from shmstore.multimodal import (
     CacheInfo,
     LRUCache,
@@ -339,27 +340,26 @@ def alert_rules() -> list[dict[str, Any]]:
     return rules
 
 
-def labels_in_vllm() -> dict[str, set[str]]:
-    """Return the labels of the metrics that the plug-ins for vLLM add, without importing vLLM."""
-    messages = ROOT / "shmstore" / "integrations" / "vllm" / "encoder" / "messages.py"
-    counters = re.findall(r'^    "(\w+)": "', messages.read_text(), re.MULTILINE)
-    encoder = [f"shmstore_encoder_{name}" for name in ("apart", *(f"{counter}_total" for counter in counters))]
-    return {name: {"model_name", "engine"} for name in encoder} | {"shmstore_in_use": {"reason"}}
+def labels_in_engines() -> dict[str, set[str]]:
+    """Return the labels of the metrics that the plug-ins for vLLM and SGLang add, without importing an engine."""
+    counters = [f"{figure}_total" for figure in FIGURES]
+    encoder = {f"shmstore_encoder_{name}": {"model_name", "engine"} for name in (*counters, "apart")}
+    return encoder | {"shmstore_in_use": {"reason"}}
 
 
 def test_every_alert_names_labels_that_its_metrics_have_and_some_panel_shows_each_encoder_metric() -> None:
-    labels = all_labels() | labels_in_vllm()
+    labels = all_labels() | labels_in_engines()
     for rule in alert_rules():
         wanted = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         for name in re.findall(r"shmstore_\w+", rule["expr"]):
             assert wanted <= labels[name], rule["alert"]
     shown = set(re.findall(r"shmstore_\w+", DASHBOARD.read_text()))
-    assert labels_in_vllm().keys() <= shown
+    assert labels_in_engines().keys() <= shown
     assert {name for name in labels if name.startswith(("shmstore_tier_", "shmstore_kind_"))} <= shown
 
 
 def test_the_dashboard_sums_over_the_writers_of_a_store() -> None:
-    labels = all_labels() | labels_in_vllm()
+    labels = all_labels() | labels_in_engines()
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for expression in (target["expr"] for target in panel["targets"]):
             summed = re.findall(r"(?:sum|max) by \(([\w, ]+)\) \((?:\w+\()?(shmstore_\w+)", expression)
@@ -371,7 +371,7 @@ def test_the_dashboard_sums_over_the_writers_of_a_store() -> None:
 def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for() -> None:
     expressions = dashboard_expressions()
     assert len(expressions) > 15
-    labels = all_labels() | labels_in_vllm()
+    labels = all_labels() | labels_in_engines()
     for expression in expressions:
         named = re.findall(r"(shmstore_\w+)(?:\{([^}]*)\})?", expression)
         assert named, f"no metric in {expression}"
@@ -383,7 +383,7 @@ def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for() -> Non
 
 
 def test_every_label_in_a_legend_of_the_dashboard_exists() -> None:
-    labels = all_labels() | labels_in_vllm()
+    labels = all_labels() | labels_in_engines()
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel["targets"]:
             wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
@@ -427,4 +427,4 @@ def test_the_page_lists_every_metric_with_its_type() -> None:
     page = hook["on_page_markdown"](text, page=None, config=None, files=None)
     listed = dict(re.findall(r"^\| `(shmstore_\w+)` \| (\w+) \|", page, re.M))
     assert {name: "counter" if name.endswith("_total") else "gauge" for name in all_names()} == listed
-    assert all_names() | labels_in_vllm().keys() >= set(re.findall(r"shmstore_\w+", page))
+    assert all_names() | labels_in_engines().keys() >= set(re.findall(r"shmstore_\w+", page))
