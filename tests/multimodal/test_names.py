@@ -31,6 +31,8 @@ from tests.tiers.memory import MemoryTier
 NOT_DATA = ResolvedPromptUpdate("image", 0, "insert", "", frozenset((1,)))
 A, SAME_SIZE, LARGER = (item(10), [update("a")]), (item(10, 2), [update("b")]), (item(20, 3), [NOT_DATA])
 CONTENTS = [A, SAME_SIZE, LARGER]
+UNPUBLISHED = 2
+"""Of them, the one whose prompt updates cannot leave the host."""
 
 
 @contextmanager
@@ -188,7 +190,7 @@ class Fleet:
         self.worker: Any = ShmObjectStoreReceiverCache(reader)
         self.unread: list[tuple[Any, Any, list[Any]]] = []
         self.named: list[Any] = [None]
-        """What the name may stand for: the last item given here, and those of the other host."""
+        """What the name may stand for: the last item given here, and those of the tier."""
         stack.callback(owner.close)
         stack.callback(lambda: [each.close() for each in [*self.senders, self.elsewhere]])
 
@@ -202,7 +204,10 @@ class Fleet:
     def give(self, who: int, content: int) -> None:
         mine = CONTENTS[content]
         self.unread.append((*self.senders[who].get_and_update_item(mine, "k"), [mine]))
-        self.named[:1] = [mine]
+        if content == UNPUBLISHED:  # the tier keeps what it has
+            self.named.insert(0, mine)
+        else:
+            self.named[:1] = [mine]
         assert self.senders[who].tier.flush(10)
 
     def ask(self, who: int, content: int) -> None:
