@@ -46,6 +46,7 @@ _AGAIN = 0.003  # seconds between two looks at another process's claim
 _PATIENCE = 5.0  # seconds to wait for one that replaces a value, which takes as long as a copy unless it was stopped
 _MAKES, _PUTS = "make", "put"  # namespaces of claims
 _ABSENT: Final = object()
+_NONE_GIVEN: Final = object()
 _making: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("_making", default=())
 """What is being made by callers of this one: the path of the cache, and the key."""
 _caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
@@ -321,6 +322,19 @@ class Cache(MutableMapping[str, Any]):
             return self._look(key, copy, private)  # another thread has dropped it: of a cache that was removed
         return _ABSENT
 
+    def _is_replaced(self, key: str) -> bool:
+        """Say whether another one replaces the value just now: what is missing then is not absent."""
+        return (reader := self._reading()) is not None and reader.claimed(key, namespace=_PUTS)
+
+    def _settled(self, key: str, copy: bool = False, private: bool = False) -> Any:
+        """Look, and if the value is just being replaced, look again when that is over."""
+        end = time.monotonic() + _PATIENCE
+        while (value := self._look(key, copy, private)) is _ABSENT and time.monotonic() < end:
+            if not self._is_replaced(key):
+                return self._look(key, copy, private)  # the first look may have met one that is over by now
+            _pause()
+        return value
+
     @contextmanager
     def _alone_with(self, key: str) -> Iterator[ObjectStoreWriter]:
         """Keep other threads and processes from replacing or removing this key's value meanwhile."""
@@ -359,7 +373,10 @@ class Cache(MutableMapping[str, Any]):
             try:
                 return writer, writer.put(key, value, hold=True)
             except errors.StoreFullError:
-                self._left = 0  # all that is there is in use: the next arena
+                with self._lock:  # it has no gap of this size, whatever it has free: the next arena
+                    if self._writers[:1] == [writer] and not self._join():
+                        self._writers.append(self._writers.pop(0))
+                        self._left = self._arena_bytes
                 if not (tries := tries - 1):
                     raise
 
@@ -379,7 +396,7 @@ class Cache(MutableMapping[str, Any]):
 
         `copy` and `private` are those of `ObjectStoreReader.get`: a writable copy, or a writable value in place.
         """
-        value = self._look(key, copy, private)
+        value = self._settled(key, copy, private)
         self._counts["misses" if value is _ABSENT else "hits"] += 1
         return default if value is _ABSENT else value
 
@@ -389,18 +406,18 @@ class Cache(MutableMapping[str, Any]):
         return value
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key != "" and self._look(key) is not _ABSENT
+        return isinstance(key, str) and key != "" and self._settled(key) is not _ABSENT
 
-    def pop(self, key: str, default: Any = _ABSENT) -> Any:
+    def pop(self, key: str, default: Any = _NONE_GIVEN) -> Any:
         """Remove the value and return it: one of several processes that ask gets it.
 
         Raises KeyError if there is none, and no default.
         """
-        if (value := self._look(key)) is not _ABSENT:
+        if (value := self._settled(key)) is not _ABSENT:
             with self._alone_with(key) as writer:
                 value = self._look(key)
                 writer.delete(key)
-        if value is _ABSENT and default is _ABSENT:
+        if value is _ABSENT and default is _NONE_GIVEN:
             raise KeyError(key)
         return default if value is _ABSENT else value
 
@@ -414,7 +431,7 @@ class Cache(MutableMapping[str, Any]):
         try:
             with StoreInspector.open(self._name, self._dir) as seen:
                 there = [slot.key for slot in seen.slots() if slot.state == "live" and not slot.deleted]
-        except errors.StoreNotFoundError:
+        except (errors.StoreNotFoundError, errors.LayoutMismatchError):  # not there, or being made
             there = []
         return iter(dict.fromkeys(key for key in there if key is not None))
 
@@ -422,7 +439,7 @@ class Cache(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def _pairs(self) -> Iterator[tuple[str, Any]]:
-        found = ((key, self._look(key)) for key in self)
+        found = ((key, self._settled(key)) for key in self)
         return (pair for pair in found if pair[1] is not _ABSENT)  # others have gone meanwhile
 
     def items(self) -> ItemsView[str, Any]:
@@ -432,6 +449,13 @@ class Cache(MutableMapping[str, Any]):
     def values(self) -> ValuesView[Any]:
         """Return a view of the values."""
         return _Values(self)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove a value and return it with its key; KeyError if there is none."""
+        for key in self:
+            if (value := self.pop(key, _ABSENT)) is not _ABSENT:
+                return key, value
+        raise KeyError("the cache is empty")
 
     def clear(self) -> None:
         """Remove all values, of all processes."""
@@ -455,6 +479,8 @@ class Cache(MutableMapping[str, Any]):
         try:
             source = self._reading() or self._writing()
             if (value := self._look(key, *how)) is _ABSENT:
+                if self._is_replaced(key):
+                    return value, None, True
                 claim = source.find_or_claim(key, namespace=_MAKES)
                 value = value if claim is None else self._look(key, *how)  # again: it may have come meanwhile
             return value, claim, value is _ABSENT and claim is None
@@ -492,9 +518,10 @@ class Cache(MutableMapping[str, Any]):
             self._counts["made"] += 1
             return (yield functools.partial(self._keep, key, value, expire, how))
         finally:
-            _making.reset(token)
             if claim is not None:
                 claim.end()
+            with suppress(ValueError):  # a task that is thrown away ends in another context
+                _making.reset(token)
 
     def _keep(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool]) -> Any:
         try:
@@ -579,20 +606,28 @@ class Cache(MutableMapping[str, Any]):
     ) -> Any:
         """Decorate a function, or a coroutine function, to have its results in the cache.
 
-        `key(*args, **kwargs)` returns the key of a call. The default is the function's name and its arguments, which
+        `key(*args, **kwargs)` returns the key of a call. The default is its module, name and arguments, which
         must be str, bytes, int, float, bool or None.
         """
         _refuse(options)
         if function is None:
             return functools.partial(self.memoize, key=key, expire=expire)
-        key_of = key or functools.partial(_key_of, f"{function.__module__}.{function.__qualname__}")
-        call = self.aget_or_make if inspect.iscoroutinefunction(function) else self.get_or_make
+        module = function.__module__
+        if module in ("__main__", "__mp_main__"):  # as other programs call theirs, and spawned processes this one
+            module = os.path.abspath(inspect.getfile(inspect.unwrap(function)))
+        key_of = key or functools.partial(_key_of, f"{module}.{function.__qualname__}")
 
         @functools.wraps(function)
         def remembered(*args: Any, **kwargs: Any) -> Any:
-            return call(key_of(*args, **kwargs), functools.partial(function, *args, **kwargs), expire=expire)
+            make = functools.partial(function, *args, **kwargs)
+            return self.get_or_make(key_of(*args, **kwargs), make, expire=expire)
 
-        return remembered
+        @functools.wraps(function)
+        async def aremembered(*args: Any, **kwargs: Any) -> Any:
+            make = functools.partial(function, *args, **kwargs)
+            return await self.aget_or_make(key_of(*args, **kwargs), make, expire=expire)
+
+        return aremembered if inspect.iscoroutinefunction(function) else remembered
 
     # ---- the cache as a whole
 

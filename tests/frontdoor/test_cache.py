@@ -1,6 +1,7 @@
 """`Cache`: one process makes a value and all find it, whatever the others do and however they end."""
 
 import asyncio
+import inspect
 import os
 import pickle
 import re
@@ -455,3 +456,69 @@ def test_the_pages_of_an_arena_are_touched_before_they_are_filled(opens: Opens, 
         return sum(map(int, found)) << 10
 
     until(lambda: resident() >= 16 << 20)
+
+
+def test_a_value_is_there_while_another_thread_replaces_it(opens: Opens) -> None:
+    writes, reads = opens(), opens()
+    writes["a"] = filled(0, 1 << 20)
+    over = threading.Event()
+
+    def replace() -> None:
+        for number in range(300):
+            writes["a"] = filled(number, 1 << 20)
+        over.set()
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    absent = 0
+    while not over.is_set():
+        absent += "a" not in reads
+    thread.join()
+    assert 0 == absent
+
+
+def test_an_arena_without_a_large_enough_gap_leaves_the_next_one_to_a_value(opens: Opens) -> None:
+    cache, unit = opens("8 MiB", processes=2), 1 << 10
+    for number in range(150):
+        cache[f"{number}"] = filled(1, 100 * unit)
+    first = cache._writers[0]
+    views = [cache[key] for key in first.keys()[::2]]
+    count = 0
+    while first.stats().capacity - first.stats().used_bytes < 200 * unit:
+        cache[f"small{count}"] = filled(1, 60 * unit)  # leaves a gap of forty
+        count += 1
+    for number in range(30):
+        cache[f"large{number}"] = filled(1, 150 * unit)
+    assert views
+
+
+def test_popitem_passes_by_what_has_expired(opens: Opens) -> None:
+    cache = opens()
+    cache.put("a", 1, expire=0)
+    cache["b"] = 2
+    assert ("b", 2) == cache.popitem()
+    with pytest.raises(KeyError):
+        cache.popitem()
+
+
+def test_a_coroutine_function_stays_one_when_memoized(opens: Opens) -> None:
+    @opens().memoize  # type: ignore[untyped-decorator]
+    async def made() -> int:
+        return 1
+
+    assert inspect.iscoroutinefunction(made)
+
+
+@pytest.mark.parametrize("main", ["__main__", "__mp_main__"])
+def test_functions_of_programs_are_told_apart_by_their_file(opens: Opens, main: str) -> None:
+    cache, found = opens(), []
+    for program, result in (("/a/main.py", 1), ("/b/main.py", 2)):
+        names: dict[str, Any] = {"__name__": main}
+        exec(compile(f"def call(): return {result}", program, "exec"), names)
+        found.append(cache.memoize(names["call"])())
+    assert [1, 2] == found
+
+
+def test_a_forked_child_keeps_no_mapping_of_an_arena_that_is_being_touched(opens: Opens, name: str) -> None:
+    opens("1 GiB", processes=1)["a"] = 1
+    assert [] == in_child(lambda: [line for line in Path("/proc/self/maps").read_text().splitlines() if name in line])
