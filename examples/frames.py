@@ -5,7 +5,9 @@ docs/guides/queue.md explains each part. Run it: `python frames.py`.
 
 import multiprocessing
 import os
+import queue
 import signal
+from contextlib import suppress
 
 import numpy as np
 
@@ -23,7 +25,7 @@ def camera(frames: shmstore.Queue, first: int, dies: bool = False) -> None:
 def worker(frames: shmstore.Queue, results: shmstore.Queue, dies: bool = False) -> None:
     """Add up each frame where it lies, or be killed with one in its hands."""
     while not frames.empty():
-        with frames.get(timeout=10, ack=True) as frame:  # comes again if this process dies in the block
+        with suppress(queue.Empty), frames.get(timeout=0.2, ack=True) as frame:  # comes again if this process dies here
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             results.put(int(frame.mean()))

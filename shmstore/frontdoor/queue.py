@@ -15,7 +15,8 @@ Each step is one call of the kernel, so a death comes before it or after it:
     ack   claim KEY · pin · rename waiting/KEY to taken/KEY · view it; done: unlink taken/KEY · end the claim
     free  a producer that finds KEY in neither folder, in this order, ends the lease; no KEY moves back
 
-docs/guides/queue.md says what each death costs. No process waits for another one's lock.
+docs/guides/queue.md says what each death costs. A process waits for another one's lock only while a queue is made or
+removed.
 """
 
 import asyncio
@@ -175,10 +176,12 @@ class Delivery:
         self._entry, self._claim = entry, claim
 
     def done(self) -> None:
-        """Let the value never come again; idempotent."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._entry)
-        self._claim.end()
+        """Let the value never come again; idempotent, and without effect once it may come to another consumer."""
+        if (claim := self._claim) is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self._entry)
+            self._claim = None
+            claim.end()
 
     def __enter__(self) -> Any:
         return self.value
@@ -186,7 +189,9 @@ class Delivery:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.done()
-        self._claim.end()
+        elif (claim := self._claim) is not None:
+            self._claim = None
+            claim.end()
 
 
 class Queue:
@@ -336,18 +341,20 @@ class Queue:
         """Become a producer, and take on what waits in an arena that a dead one has left."""
         if not self._puts:
             self._puts.append(_locked(self._waiting))
-        writer = ObjectStoreWriter.join("values", dir=self._folder, serde=self._serde)
-        self._open().callback(writer.close, unlink=False)
-        there = self._there()
-        for key in writer.keys():
-            if key in there:
-                self._held.append((key, writer.get_cached(key, hold=True)))
-            else:
-                writer.delete(key)
-        with suppress(FileExistsError):
-            os.mknod(f"{self._folder}/begun")
-        self._close_at_exit()
-        self._writer = writer
+        with ExitStack() as end:  # if this fails, the arena is free for the next try
+            writer = ObjectStoreWriter.join("values", dir=self._folder, serde=self._serde)
+            end.callback(writer.close, unlink=False)
+            there, held = self._there(), []
+            for key in writer.keys():
+                if key in there:
+                    held.append((key, writer.get_cached(key, hold=True)))
+                else:
+                    writer.delete(key)
+            with suppress(FileExistsError):
+                os.mknod(f"{self._folder}/begun")
+            self._close_at_exit()
+            self._open().push(end.pop_all())
+        self._writer, self._held = writer, held
         return writer
 
     def _there(self) -> set[str]:
@@ -474,6 +481,14 @@ class Queue:
             return (value,)
 
     # ---- asking, and the end
+
+    def put_nowait(self, value: Any) -> None:
+        """Put without waiting for room."""
+        self.put(value, timeout=0)
+
+    def get_nowait(self) -> Any:
+        """Get without waiting."""
+        return self.get(timeout=0)
 
     def qsize(self) -> int:
         """Return how many values are in the queue, and taken with `ack` but not done."""

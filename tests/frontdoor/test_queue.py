@@ -94,7 +94,7 @@ def test_values_come_in_order_in_place_and_read_only(queue: Queue) -> None:
         assert not found[1]["a"].flags.writeable
     assert queue.empty()
     with pytest.raises(standard.Empty):
-        queue.get(timeout=0)
+        queue.get_nowait()
     assert 3 * 64 > free_bytes(queue) - len(pickle.dumps(tree))  # `found` holds the last one
 
 
@@ -183,7 +183,7 @@ def test_maxsize_bounds_what_several_producers_put_at_once(folder: Path) -> None
             queue.put(b"x")
         assert queue.full()
         with pytest.raises(standard.Full):
-            queue.put(b"x", timeout=0)
+            queue.put_nowait(b"x")
         assert max(sizes) <= 4  # one is linked before it is found to be too much
 
 
@@ -534,3 +534,24 @@ def test_kills_at_random_lose_no_more_than_what_dead_consumers_had(folder: Path,
         told = {number for first, number_told in put for number in range(first, first + number_told)}
         assert len(told - {*got}) <= kills * 2  # one unlinked, and one told to a pipe that died
         assert {*got} <= told | {first + number_told for first, number_told in put}
+
+
+def test_done_after_a_failure_takes_nothing_from_the_next_consumer(queue: Queue) -> None:
+    queue.put(1)
+    first = queue.get(ack=True)
+    with suppress(KeyError), first:
+        raise KeyError
+    second = queue.get(timeout=5, ack=True)
+    first.done()
+    assert 1 == queue.qsize()
+    second.done()
+    assert 0 == queue.qsize()
+
+
+def test_a_first_put_that_fails_takes_no_arena(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(Queue, "_there", lambda _: 1 / 0)
+        for _ in range(4):
+            with pytest.raises(ZeroDivisionError):
+                queue.put(1)
+    queue.put(1, timeout=5)
