@@ -48,6 +48,10 @@ int shms_claim_take(const shms_segment *seg, uint32_t holder, const char *key, u
     return granted;
 }
 
+int shms_claim_held(const shms_claim *claim) {
+    return __atomic_load_n(&claim->page, __ATOMIC_RELAXED) && claim->forks == shms_forks();
+}
+
 void shms_claim_drop(shms_claim *claim) {
     void *page = __atomic_exchange_n(&claim->page, NULL, __ATOMIC_ACQ_REL);
     if (!page || claim->forks != shms_forks()) /* a child has no such page */

@@ -31,6 +31,7 @@ typedef struct shms_claim {
 int shms_writer_claim_for(shms_writer *w, uint32_t holder, const char *key, uint32_t key_len, shms_claim *out);
 int shms_reader_claim_for(shms_reader *r, uint32_t holder, const char *key, uint32_t key_len, shms_claim *out);
 void shms_claim_drop(shms_claim *claim); /* ends it, without freeing it; idempotent */
+int shms_claim_held(const shms_claim *claim); /* 1: it has a byte, and is this process's, not its parent's; 0 */
 /* A number that no holder of this process has had. */
 uint32_t shms_claims_number(void);
 /* How many claims with their bytes that holder has taken and not ended. */

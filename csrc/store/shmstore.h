@@ -329,7 +329,8 @@ int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *
  *         }
  *     }
  *
- * A thread that holds a claim must not wait for another, since two could wait for each other. */
+ * A thread that holds a claim must not wait for another, since two could wait for each other. Beyond 64 claims of a
+ * process, and in a store whose file was removed, all are granted. */
 typedef struct shms_claim shms_claim;
 
 /* 1: granted. 0: a living process, or another thread, has it: look for the object again after some milliseconds.

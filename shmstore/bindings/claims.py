@@ -43,8 +43,8 @@ class Claims:
 
 
 def is_held(claim: Any) -> bool:
-    """Return whether a claim has a byte, and has not ended."""
-    return bool(claim.page != ffi.NULL)
+    """Return whether a claim has a byte, has not ended, and is not of the process that forked this one."""
+    return bool(lib.shms_claim_held(claim))
 
 
 def end(claim: Any) -> None:

@@ -95,7 +95,8 @@ class Claiming(ABC, Generic[Found]):
         """Do `find_or_claim` in a task of asyncio: while it waits, the tasks of its loop go on.
 
         A task that holds a claim, or was started by one that does, must not wait (RuntimeError): tasks of one thread
-        could wait for each other, too.
+        could wait for each other, too. What makes a task of its own of the call, such as `create_task`, or `wait_for`
+        before Python 3.12, hides the claim from this check: pass `wait` instead.
         """
         from asyncio import sleep  # not at the top, because it loads slowly
 

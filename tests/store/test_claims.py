@@ -271,6 +271,15 @@ def test_a_forked_child_keeps_no_claim(writer: ObjectStoreWriter, reader: Object
         os.waitpid(pid, 0)
 
 
+def test_a_task_of_a_forked_child_may_wait_while_its_parent_holds_a_claim(writer: ObjectStoreWriter) -> None:
+    def claims_in_a_task() -> bool:
+        with ObjectStoreReader.attach(writer.handle, 0) as reader:
+            return isinstance(asyncio.run(reader.afind_or_claim("b", wait=1)), Claim)
+
+    with claim(writer):
+        assert in_child(claims_in_a_task)
+
+
 def test_beyond_64_of_a_process_a_claim_excludes_nobody(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
     many = [claim((reader, writer)[n % 2], f"k{n}") for n in range(65)]
     assert isinstance(writer.find_or_claim("k64"), Claim)
