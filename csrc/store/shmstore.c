@@ -104,9 +104,10 @@ static int begin(shms_writer *w, shms_batch *b, const shms_object *o) {
                     .unleased = o->unleased != 0};
     int rc = shms_batch_begin(w, b, &put);
     if (rc == SHMS_ETOOLARGE)
-        return shms_fail(rc, "%llu bytes, with %u of key and %u of metadata, exceed max_object_size, %llu",
-                         (unsigned long long)o->payload_size, o->key_len, o->meta_len,
-                         (unsigned long long)w->seg.layout.max_object_size);
+        return shms_fail(
+            rc, "%llu bytes, with %u of key and %u of metadata, exceed max_object_size, %llu, or metadata exceeds %d",
+            (unsigned long long)o->payload_size, o->key_len, o->meta_len,
+            (unsigned long long)w->seg.layout.max_object_size, SHMS_MAX_META);
     return rc;
 }
 

@@ -321,7 +321,8 @@ TEST(the_last_error_of_a_thread_says_what_was_wrong_and_what_is_expected) {
     SAYS(SHMS_EFOREIGN, "has mode 0600", shms_reader_attach(&r, name, 0, &e));
 
     shms_object o = object_of("k", 2000), none = {0};
-    SAYS(SHMS_ETOOLARGE, "2000 bytes, with 1 of key and 1 of metadata, exceed", shms_writer_put(w, &o, payload, ref));
+    SAYS(SHMS_ETOOLARGE, "and 1 of metadata, exceed max_object_size, 1024, or metadata exceeds 1073741824",
+         shms_writer_put(w, &o, payload, ref));
     SAYS(SHMS_EINVAL, "not 0", shms_writer_put(w, &none, payload, ref));
     SAYS(SHMS_EINVAL, "NULL", shms_writer_put(w, NULL, payload, ref));
     o = object_of("\xff", 1);
