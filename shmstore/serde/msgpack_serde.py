@@ -16,12 +16,12 @@ from shmstore.serde.wire import ARRAY, TENSOR
 _CACHE_ENTRIES = 2048
 _CACHED_META_BYTES = 2048
 """Larger meta usually holds lists of data rather than shapes, and is unlikely to repeat."""
-_LARGE_ENTRIES = 32
+_LARGE_ENTRIES = 8
 _LARGE_META_BYTES = 1 << 16
 _LEAF_META_BYTES = 128
 """But that of many tensors does, and its plan takes 25 us a leaf to make: meta with at most so many bytes for each.
 
-A plan takes up to 0.8 KB a leaf, so 32 of the largest, with 3,000 leaves each, take 70 MB."""
+A plan takes up to 0.8 KB a leaf, so 8 of the largest, with 3,000 leaves each, take 18 MB."""
 
 # These caches are pure functions of their keys, so all instances share them. A full cache is emptied: that needs no
 # work on a hit, and the few shapes of a model never fill one.

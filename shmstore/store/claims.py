@@ -108,7 +108,7 @@ class Claiming(ABC, Generic[Found]):
                 "other; end its claim first, or pass wait=0"
             )
         while (got := self.find_or_claim(key, namespace=namespace)) is None and (left := end - time.monotonic()) > 0:
-            await sleep(min(left, max(_AGAIN, (time.monotonic() - start) / 10)))  # many tasks may wait in one thread
+            await sleep(min(left, 0.1, max(_AGAIN, (time.monotonic() - start) / 10)))  # many may wait in one thread
         return got
 
     def _look_or_claim(self, key: str, packed: bytes, has: Callable[[bytes], bool], seconds: float) -> Claim | bool:
