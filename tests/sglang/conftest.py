@@ -40,8 +40,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> None:
-    """Engines are shared by tests; what they leave is looked at when a module is done."""
+def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are shared by tests; what they leave is looked at when a module is done.
+
+    A test that imports SGLang has loaded the plug-in here. A server is the process at the top all the same.
+    """
+    monkeypatch.delenv("SHMSTORE_SGLANG_AGREED", raising=False)
 
 
 @pytest.fixture(autouse=True, scope="module")
