@@ -7,7 +7,7 @@ from bench.peers import LIMITS, PEERS
 from bench.peers.harness import READERS, SIZES, Results, run
 from bench.peers.plots import draw
 from bench.peers.report import write
-from shmstore.cli.command import parse_size
+from shmstore.cli.commands.common import size_argument
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +18,10 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
     sizes = ",".join(map(str, SIZES))
     parser.add_argument(
-        "--sizes", type=lambda text: [parse_size(one) for one in text.split(",")], default=sizes, help="such as 1K,6M"
+        "--sizes",
+        type=lambda text: [size_argument(one) for one in text.split(",")],
+        default=sizes,
+        help="such as 1K,6M",
     )
     parser.add_argument("--readers", default=",".join(map(str, READERS)))
     parser.add_argument("--budget", type=float, default=0.4, help="seconds of exchanges for each figure")
