@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +13,14 @@ import pytest
 import torch
 from sglang.srt.managers import mm_schedule
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
+from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.multimodal_cache import MultiModalStaticCache
+from sglang.srt.plugins.hook_registry import HookRegistry
 
 from shmstore.integrations.encoder.outputs import Outputs
 from shmstore.integrations.encoder.settings import Settings
 from shmstore.integrations.sglang import ENCODER, encoder
+from shmstore.integrations.sglang.compare import UPDATES
 from shmstore.integrations.sglang.encoder import Ranks, Sharing
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.claims import Claim
@@ -147,16 +153,44 @@ def test_with_new_weights_an_engine_shares_with_no_other(make: Make) -> None:
     assert 0 == two.encoded
 
 
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """What SGLang says of an engine that starts; its store is removed at the end."""
+    flags = {"attn_dp_enabled": False, "encoder_only": False, "language_only": False, "enable_lora": False}
+    ranks = {"pp_rank": 0, "pp_size": 2, "tp_group": SimpleNamespace(rank_in_group=0, world_size=1)}
+    config = SimpleNamespace(to_json_string=lambda use_diff: "{}")
+    model = {"model_path": str(tmp_path), "hf_config": config, "dtype": torch.float32, "hidden_size": WIDTH}
+    engine = SimpleNamespace(**flags, **ranks, **model, is_multimodal=True, device="cpu", load_format="auto")
+    for what in ("get_parallel", "get_server_args", "process_model_config"):
+        monkeypatch.setattr(encoder, what, lambda: engine)
+    monkeypatch.setattr(encoder, "_sharing", None)
+    monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
+    monkeypatch.setattr(HookRegistry, "_patched", set())
+    monkeypatch.setenv(ENCODER, json.dumps({"store": name, "capacity_gb": 0.001}))
+    yield engine
+    if encoder._sharing is not None:
+        encoder._sharing._outputs.close()
+        ObjectStoreWriter.unlink(name)
+
+
 @pytest.mark.parametrize("flag", ["attn_dp_enabled", "encoder_only", "language_only", "enable_lora"])
 def test_an_engine_whose_outputs_cannot_be_shared_goes_on_alone_and_says_so_once(
-    flag: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    flag: str, given: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flags = {"attn_dp_enabled": False, "encoder_only": False, "language_only": False, "enable_lora": False, flag: True}
-    given = SimpleNamespace(**flags, pp_rank=0, tp_group=SimpleNamespace(rank_in_group=0, world_size=1))
-    for name in ("get_parallel", "get_server_args", "process_model_config"):
-        monkeypatch.setattr(encoder, name, lambda: given)
-    given.is_multimodal = True
-    monkeypatch.setenv(ENCODER, '{"store": "none", "capacity_gb": 1.0}')
+    setattr(given, flag, True)
     encoder._start()
     assert encoder._sharing is None
     assert 1 == sum("not shared" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_after_whatever_may_have_changed_the_weights_an_engine_shares_with_no_other(
+    update: str, given: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SchedulerWeightUpdaterManager, update, lambda self, recv_req: "half done")
+    monkeypatch.setattr(mm_schedule, "embedding_cache", MultiModalStaticCache(0))
+    encoder._start()
+    assert encoder._sharing is not None
+    before = encoder._sharing._namespace
+    assert "half done" == getattr(SchedulerWeightUpdaterManager, update)(None, None)
+    assert before != encoder._sharing._namespace

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from shmstore.integrations import compare
 from shmstore.integrations.compare import Has, Uses
 
-__all__ = ["ENCODER", "FEATURES", "KNOWN", "difference"]
+__all__ = ["ENCODER", "FEATURES", "KNOWN", "UPDATES", "difference"]
 
 KNOWN = ">=0.5.22,<0.5.24"
 _MM_UTILS, _MSGPACK = "srt.managers.mm_utils", "srt.utils.msgpack_utils"
@@ -57,7 +57,10 @@ FEATURES: tuple[Has | Uses, ...] = (
 
 
 _SCHEDULE, _UPDATER = "srt.managers.mm_schedule", "srt.managers.scheduler_components.weight_updater"
-_SCHEDULER, _TURN = "srt.managers.scheduler:Scheduler", "self.flush_cache_after_weight_update"
+_SCHEDULER = "srt.managers.scheduler:Scheduler"
+_SOURCES = ("disk", "distributed", "ipc", "tensor")
+UPDATES = ("begin_weight_update", "end_weight_update", *(f"update_weights_from_{source}" for source in _SOURCES))
+"""What may change the weights, also if it fails; between begin and end another process may write them."""
 ENCODER: tuple[Has | Uses, ...] = (
     Has(
         _SCHEDULE,
@@ -71,11 +74,8 @@ ENCODER: tuple[Has | Uses, ...] = (
     Uses("srt.mem_cache.kv_cache_builder:build_kv_cache", "init_mm_embedding_cache"),
     Has("srt.mem_cache.multimodal_cache:MultiModalStaticCache", "clear() has(mm_hash)"),
     Has("srt.managers.schedule_batch:MultimodalDataItem", "modality offsets"),
-    Has(f"{_UPDATER}:SchedulerWeightUpdaterManager", "flush_cache_after_weight_update(recv_req success message)"),
-    *(
-        Uses(f"{_UPDATER}:SchedulerWeightUpdaterManager.update_weights_from_{source}", _TURN)
-        for source in ("disk", "distributed", "ipc", "tensor")
-    ),
+    Has(f"{_UPDATER}:SchedulerWeightUpdaterManager", " ".join(f"{update}(recv_req)" for update in UPDATES)),
+    Uses(f"{_SCHEDULER}.init_request_dispatcher", " ".join(f"weight_updater.{update}" for update in UPDATES)),
     Has(_SCHEDULER, "get_new_batch_prefill(running_batch)"),
     Uses(f"{_SCHEDULER}._get_new_batch_prefill_raw", "self.waiting_queue req.init_next_round_input"),
     Uses("srt.managers.schedule_batch:Req", "self.multimodal_inputs"),

@@ -37,6 +37,7 @@ from shmstore.integrations.encoder.namespace import namespace_of
 from shmstore.integrations.encoder.outputs import APART, FIGURES, Outputs
 from shmstore.integrations.encoder.settings import Settings
 from shmstore.integrations.sglang import encoder_settings
+from shmstore.integrations.sglang.compare import UPDATES
 from shmstore.multimodal.values.hashing import hash_item
 from shmstore.refs import ObjectRef
 from shmstore.store.claims import Claim
@@ -347,7 +348,8 @@ def _start(*_: Any) -> None:
             return
     assert outputs is not None
     _sharing = Sharing(wanted, ranks, outputs, _namespace(given, model), model.hidden_size)
-    HookRegistry.register(f"{_UPDATER}.flush_cache_after_weight_update", _updated, HookType.AFTER)
+    for update in UPDATES:
+        HookRegistry.register(f"{_UPDATER}.{update}", _updated, HookType.AFTER)
     if parallel.pp_size == 1:  # else each stage has a queue, and all must be the same
         HookRegistry.register(f"{_SCHEDULER}.get_new_batch_prefill", _prefill, HookType.AROUND)
     HookRegistry.apply_hooks()
