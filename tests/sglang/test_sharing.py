@@ -158,7 +158,7 @@ def given(monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path) -> Iterato
     """What SGLang says of an engine that starts; its store is removed at the end."""
     flags = {"attn_dp_enabled": False, "encoder_only": False, "language_only": False, "enable_lora": False}
     ranks = {"pp_rank": 0, "pp_size": 2, "tp_group": SimpleNamespace(rank_in_group=0, world_size=1)}
-    config = SimpleNamespace(to_json_string=lambda use_diff: "{}")
+    config = SimpleNamespace(to_json_string=lambda **_: "{}")
     model = {"model_path": str(tmp_path), "hf_config": config, "dtype": torch.float32, "hidden_size": WIDTH}
     engine = SimpleNamespace(**flags, **ranks, **model, is_multimodal=True, device="cpu", load_format="auto")
     for what in ("get_parallel", "get_server_args", "process_model_config"):
@@ -173,11 +173,20 @@ def given(monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path) -> Iterato
         ObjectStoreWriter.unlink(name)
 
 
-@pytest.mark.parametrize("flag", ["attn_dp_enabled", "encoder_only", "language_only", "enable_lora"])
+UNSERVED: dict[str, dict[str, Any]] = {
+    "data-parallel attention": {"attn_dp_enabled": True},
+    "an encoder only": {"encoder_only": True},
+    "no encoder": {"language_only": True},
+    "adapters": {"enable_lora": True},
+    "a configuration that is not JSON": {"hf_config": SimpleNamespace(to_json_string=lambda **_: json.dumps({1j}))},
+}
+
+
+@pytest.mark.parametrize("why", UNSERVED)
 def test_an_engine_whose_outputs_cannot_be_shared_goes_on_alone_and_says_so_once(
-    flag: str, given: SimpleNamespace, caplog: pytest.LogCaptureFixture
+    why: str, given: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    setattr(given, flag, True)
+    vars(given).update(UNSERVED[why])
     encoder._start()
     assert encoder._sharing is None
     assert 1 == sum("not shared" in record.message for record in caplog.records)

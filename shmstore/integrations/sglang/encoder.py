@@ -339,6 +339,7 @@ def _start(*_: Any) -> None:
     for first in (True, False):  # the others attach to what the first one has opened
         if ranks.first is first:
             try:
+                namespace = _namespace(given, model)
                 outputs = Outputs(wanted, str(given.device), stores=first)
             except unless_interrupted(Exception) as error:  # of whatever kind: the engine serves without it
                 _log.warning("encoder outputs are not shared: %s", error)
@@ -347,7 +348,7 @@ def _start(*_: Any) -> None:
                 outputs.close()
             return
     assert outputs is not None
-    _sharing = Sharing(wanted, ranks, outputs, _namespace(given, model), model.hidden_size)
+    _sharing = Sharing(wanted, ranks, outputs, namespace, model.hidden_size)
     for update in UPDATES:
         HookRegistry.register(f"{_UPDATER}.{update}", _updated, HookType.AFTER)
     if parallel.pp_size == 1:  # else each stage has a queue, and all must be the same
