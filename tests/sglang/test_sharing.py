@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from sglang.srt.managers import mm_schedule
@@ -160,7 +161,9 @@ def given(monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path) -> Iterato
     ranks = {"pp_rank": 0, "pp_size": 2, "tp_group": SimpleNamespace(rank_in_group=0, world_size=1)}
     config = SimpleNamespace(to_json_string=lambda **_: "{}")
     model = {"model_path": str(tmp_path), "hf_config": config, "dtype": torch.float32, "hidden_size": WIDTH}
-    engine = SimpleNamespace(**flags, **ranks, **model, is_multimodal=True, device="cpu", load_format="auto")
+    engine = SimpleNamespace(
+        **flags, **ranks, **model, is_multimodal=True, device="cpu", load_format="auto", revision=None
+    )
     for what in ("get_parallel", "get_server_args", "process_model_config"):
         monkeypatch.setattr(encoder, what, lambda: engine)
     monkeypatch.setattr(encoder, "_sharing", None)
@@ -178,6 +181,8 @@ UNSERVED: dict[str, dict[str, Any]] = {
     "an encoder only": {"encoder_only": True},
     "no encoder": {"language_only": True},
     "adapters": {"enable_lora": True},
+    "weights of another engine": {"load_format": "remote_instance"},
+    "unknown weights": {"model_path": "s3://bucket/model"},
     "a configuration that is not JSON": {"hf_config": SimpleNamespace(to_json_string=lambda **_: json.dumps({1j}))},
 }
 
@@ -190,6 +195,27 @@ def test_an_engine_whose_outputs_cannot_be_shared_goes_on_alone_and_says_so_once
     encoder._start()
     assert encoder._sharing is None
     assert 1 == sum("not shared" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("option", ["model_impl", "custom_weight_loader", "download_dir"])
+def test_an_option_that_changes_outputs_changes_the_namespace(option: str, given: SimpleNamespace) -> None:
+    before = encoder._namespace(given, given)
+    setattr(given, option, "another")
+    assert before != encoder._namespace(given, given)
+
+
+def test_each_commit_of_a_model_from_a_hub_has_a_namespace(
+    given: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    given.model_path, cache = "some/model", tmp_path / "models--some--model"
+    (cache / "refs").mkdir(parents=True)
+    found = set()
+    for commit in ("1", "2"):
+        (cache / "snapshots" / commit).mkdir(parents=True)
+        (cache / "refs" / "main").write_text(commit)
+        found.add(encoder._namespace(given, given))
+    assert 2 == len(found)
 
 
 @pytest.mark.parametrize("update", UPDATES)

@@ -76,6 +76,8 @@ ENCODER: tuple[Has | Uses, ...] = (
     Has("srt.managers.schedule_batch:MultimodalDataItem", "modality offsets"),
     Has(f"{_UPDATER}:SchedulerWeightUpdaterManager", " ".join(f"{update}(recv_req)" for update in UPDATES)),
     Uses(f"{_SCHEDULER}.init_request_dispatcher", " ".join(f"weight_updater.{update}" for update in UPDATES)),
+    Has("srt.server_args:ServerArgs", "custom_weight_loader download_dir load_format model_impl model_path revision"),
+    Has("srt.utils.common", "find_local_repo_dir(repo_id revision)"),
     Has(_SCHEDULER, "get_new_batch_prefill(running_batch)"),
     Uses(f"{_SCHEDULER}._get_new_batch_prefill_raw", "self.waiting_queue req.init_next_round_input"),
     Uses("srt.managers.schedule_batch:Req", "self.multimodal_inputs"),

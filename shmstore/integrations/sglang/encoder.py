@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import secrets
 import sys
 import time
@@ -30,6 +31,7 @@ import transformers
 from sglang.srt.managers import mm_schedule
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_parallel, get_server_args, process_model_config
+from sglang.srt.utils.common import find_local_repo_dir
 
 from shmstore.errors import ShmStoreError, unless_interrupted
 from shmstore.integrations.encoder.attaching import stored_tensor
@@ -364,17 +366,26 @@ def _unserved(parallel: Any, given: Any) -> str | None:
         return "encoders of their own (--encoder-only, --language-only) send their outputs themselves"
     if given.enable_lora:
         return "an adapter (--enable-lora) may change the encoder"
+    if given.load_format == "remote_instance":
+        return "another engine, whose weights may be new, gives them (--load-format remote_instance)"
     return None
 
 
 def _namespace(given: Any, model: Any) -> str:
-    """Return the namespace: of all that changes outputs, and is not in an item."""
+    """Return the namespace: of all that changes outputs, and is not in an item; ValueError if the weights are unknown.
+
+    The commit of a model from a hub is the name of its folder: Transformers no longer keeps it in the configuration.
+    """
+    snapshot = find_local_repo_dir(given.model_path, given.revision)
+    if snapshot is None and not os.path.isdir(given.model_path):
+        raise ValueError(f"{given.model_path} is neither a folder nor in the hub's cache, so its weights are unknown")
     names = ("model_path", "revision", "quantization", "load_format", "model_loader_extra_config", "device")
+    more = ("download_dir", "model_impl", "custom_weight_loader")
     backends = ("mm_attention_backend", "attention_backend", "mm_enable_dp_encoder")
     about = {
         "engine": ["sglang", sglang.__version__, transformers.__version__],
-        "given": [str(getattr(given, name, None)) for name in (*names, *backends)],
-        "commit": getattr(model.hf_config, "_commit_hash", None),
+        "given": [str(getattr(given, name, None)) for name in (*names, *more, *backends)],
+        "commit": snapshot and os.path.basename(snapshot),
         "config": model.hf_config.to_json_string(use_diff=False),
     }
     return namespace_of(str(given.model_path), model.dtype, about)
