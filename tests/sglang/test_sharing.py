@@ -58,6 +58,10 @@ def picture(number: int, tokens: int = 4) -> Any:
     return MultimodalDataItem(modality=Modality.IMAGE, feature=feature, offsets=place, model_specific_data=data)
 
 
+def request(*items: Any) -> Any:
+    return SimpleNamespace(multimodal_inputs=SimpleNamespace(mm_items=list(items)) if items else None)
+
+
 @pytest.fixture
 def make(name: str) -> Iterator[Make]:
     mm_schedule.embedding_cache = MultiModalStaticCache(0)
@@ -130,9 +134,6 @@ def test_what_one_rank_cannot_load_all_ranks_encode(make: Make) -> None:
 
 
 def test_a_request_stays_in_the_queue_while_another_engine_makes_its_picture(make: Make) -> None:
-    def request(*items: Any) -> Any:
-        return SimpleNamespace(multimodal_inputs=SimpleNamespace(mm_items=list(items)) if items else None)
-
     one, two, hasty = make(), make(), make(wait_s=0.0)
     queue = [request(), request(picture(1)), request(picture(2), picture(1)), request(picture(2))]
     with claim(one, picture(1)):
@@ -141,6 +142,30 @@ def test_a_request_stays_in_the_queue_while_another_engine_makes_its_picture(mak
         assert [] == hasty.held_back(queue)
     assert [] == two.held_back(queue)
     assert [2, 0] == [one.shown.get("deferred", 0) for one in (two, hasty)]
+
+
+def test_no_chunk_of_a_request_that_has_waited_in_the_queue_waits_in_a_step(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, items = make(), make(wait_s=0.05), [picture(1), picture(2)]
+    waits: list[float] = []
+    with claim(one, items[0]), claim(one, items[1]):
+        while two.held_back([request(*items)]):
+            pass
+        monkeypatch.setattr(two, "_take", lambda key, wait: waits.append(wait))
+        for item in items:  # a chunk has one
+            assert [] == two.held_back([request(picture(3))])
+            two.ask(item)
+    assert [0.0, 0.0] == waits
+    assert (2, 2, 1) == (two.encoded, two.shown["unclaimed"], two.shown["deferred"])
+
+
+def test_a_step_waits_shorter_than_the_watchdog_of_sglang(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_STEP", 0.05)
+    one, two = make(), make(wait_s=1e6)
+    with claim(one, picture(1)):
+        two.ask(picture(1))
+    assert 1 == two.encoded
 
 
 def test_with_new_weights_an_engine_shares_with_no_other(make: Make) -> None:

@@ -52,6 +52,10 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _AHEAD = 16
 """How many requests of the queue may stay in it for another engine; a step takes few more, and each costs a digest."""
+_STEP = 30.0
+"""Seconds that a step waits at most: SGLang ends an engine whose step takes long, by default 300 s."""
+_SINCE = "shmstore_since"
+"""The attribute of an item with the time at which its request began to wait in the queue."""
 
 _sharing: Sharing | None = None
 
@@ -89,8 +93,6 @@ class Sharing:
         self.claims = wanted.single_flight and outputs.stores
         self._made: dict[str, tuple[int, torch.dtype]] = {}
         """Width and dtype of what this engine has encoded, by modality."""
-        self._since: dict[str, float] = {}
-        """When the requests at the head of the queue began to wait, by key."""
         self._held: dict[int, PinnedRef | Claim] = {}
         """What the first rank holds in a call, by the item's index."""
 
@@ -130,7 +132,8 @@ class Sharing:
         if waits:
             self._outputs.settle()  # which ends our claims
         for i in missing:
-            left = self._since.get(keys[i], begun) + self._settings.wait_s - time.monotonic()
+            until = vars(items[i]).get(_SINCE, begun) + self._settings.wait_s
+            left = min(until, begun + _STEP) - time.monotonic()
             may_wait = waits and not any(isinstance(one, Claim) for one in self._held.values())
             step: bytes | bool = True
             with suppress(ShmStoreError):  # whatever is wrong with the store, the engine can encode
@@ -213,24 +216,24 @@ class Sharing:
             return []
         back: list[int] | None = None
         if self._ranks.first:
-            since, now, back = dict[str, float](), time.monotonic(), []
+            now, back = time.monotonic(), []
             for n in asked:
-                keys = self._made_elsewhere(queue[n].multimodal_inputs.mm_items)
-                since |= {key: self._since.get(key, now) for key in keys}
-                if any(now - since[key] < self._settings.wait_s for key in keys):
-                    back.append(n)
-                    self._outputs.count("deferred", not any(key in self._since for key in keys))
-            self._since = since
+                items = queue[n].multimodal_inputs.mm_items
+                if self._made_elsewhere(items):
+                    since = [vars(item).setdefault(_SINCE, now) for item in items]
+                    if now - min(since) < self._settings.wait_s:
+                        back.append(n)
+                        self._outputs.count("deferred", min(since) == now)
             self._show()
         told: list[int] = self._ranks.told(back)
         return told
 
-    def _made_elsewhere(self, items: list[Any]) -> list[str]:
+    def _made_elsewhere(self, items: list[Any]) -> bool:
         lacking = [item for item in items if not mm_schedule.embedding_cache.has(item.hash)]
         keys = [self._key(item, item.feature) for item in lacking]
         with suppress(ShmStoreError):
-            return [key for key in keys if key and self._outputs.reader.claimed(key, namespace=self._namespace)]
-        return []
+            return any(key and self._outputs.reader.claimed(key, namespace=self._namespace) for key in keys)
+        return False
 
     def _key(self, item: Any, feature: Any) -> str:
         """Return the item's key, which is found once; an empty one if its output is not shared."""
