@@ -144,6 +144,13 @@ def test_a_request_stays_in_the_queue_while_another_engine_makes_its_picture(mak
     assert [2, 0] == [one.shown.get("deferred", 0) for one in (two, hasty)]
 
 
+def test_however_many_requests_wait_none_behind_them_stalls_a_step(make: Make) -> None:
+    one, two = make(), make()
+    queue = [request(picture(1)) for _ in range(100)] + [request() for _ in range(100)] + [request(picture(2))]
+    with claim(one, picture(1)), claim(one, picture(2)):
+        assert [*range(100), 200] == two.held_back(queue)
+
+
 def test_no_chunk_of_a_request_that_has_waited_in_the_queue_waits_in_a_step(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

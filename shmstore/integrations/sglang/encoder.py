@@ -50,8 +50,11 @@ _log = logging.getLogger("sglang.shmstore")
 _SCHEDULE = "sglang.srt.managers.mm_schedule"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
-_AHEAD = 16
-"""How many requests of the queue may stay in it for another engine; a step takes few more, and each costs a digest."""
+_AHEAD = 64
+"""How many requests that need not wait are looked for in the queue; a step takes few more, and each costs a digest.
+
+A step may take others if SGLang sorts the queue, by prefix or priority, or a request's grammar has just become ready.
+"""
 _STEP = 30.0
 """Seconds that a step waits at most: SGLang ends an engine whose step takes long, by default 300 s."""
 _SINCE = "shmstore_since"
@@ -211,13 +214,15 @@ class Sharing:
 
     def held_back(self, queue: list[Any]) -> list[int]:
         """Return which requests at the head of the queue wait for an output that another engine makes."""
-        asked = [n for n, request in enumerate(queue[:_AHEAD]) if request.multimodal_inputs is not None]
+        asked = [n for n, request in enumerate(queue) if request.multimodal_inputs is not None]
         if not asked or not self._settings.single_flight:
             return []
         back: list[int] | None = None
         if self._ranks.first:
             now, back = time.monotonic(), []
-            for n in asked:
+            for seen, n in enumerate(asked):
+                if seen - len(back) == _AHEAD:
+                    break
                 items = queue[n].multimodal_inputs.mm_items
                 if self._made_elsewhere(items):
                     since = [vars(item).setdefault(_SINCE, now) for item in items]
