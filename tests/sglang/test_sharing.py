@@ -25,6 +25,7 @@ from shmstore.integrations.sglang.compare import UPDATES
 from shmstore.integrations.sglang.encoder import Ranks, Sharing
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.claims import Claim
+from shmstore.store.leases import PinnedRef
 
 WIDTH = 8
 Make = Callable[..., "Engine"]
@@ -131,6 +132,19 @@ def test_what_one_rank_cannot_load_all_ranks_encode(make: Make) -> None:
     one, two = make(), make(Poor(SimpleNamespace(rank_in_group=0, world_size=1)))
     assert torch.equal(one.ask(picture(1))[0], two.ask(picture(1))[0])
     assert (1, 0) == (two.encoded, two.shown["hits"])
+
+
+def test_the_first_rank_counts_a_hit_for_all_ranks(make: Make) -> None:
+    item = picture(1)
+    (made,) = make().ask(item)
+    for rank in (0, 1):
+        one = make(Ranks(SimpleNamespace(rank_in_group=rank, world_size=1)))
+        found = one._take(one._key(item, item.feature), 0.0)
+        assert isinstance(found, PinnedRef)
+        outputs: list[Any] = [None]
+        assert [] == one._load(outputs, {0: found.ref.to_bytes()})
+        assert torch.equal(made, outputs[0])
+        assert 1 - rank == one._outputs.figures()["hits"]
 
 
 def test_a_request_stays_in_the_queue_while_another_engine_makes_its_picture(make: Make) -> None:

@@ -189,7 +189,8 @@ class Sharing:
             if i not in lost:
                 outputs[i] = there[i]
             self._held.pop(i, None)
-        self._outputs.count("hits", len(loads) - len(lost))
+        if self._ranks.first:  # for all of them
+            self._outputs.count("hits", len(loads) - len(lost))
         return lost
 
     def _read(self, packed: bytes) -> Any:
