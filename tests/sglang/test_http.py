@@ -76,7 +76,7 @@ def test_a_server_answers_over_http_and_its_metrics_have_both_stores(model: Path
         said = [json.loads(ask("/v1/chat/completions", body))["choices"][0]["message"]["content"] for _ in range(2)]
         assert said[0] == said[1]
         metrics = ask("/metrics")
-        assert "shmstore_encoder_encoded_total 1.0" in metrics
+        assert f'shmstore_encoder_encoded_total{{engine="0",model_name="{model}"}} 1.0' in metrics
         assert "shmstore_puts_total" in metrics
     ObjectStoreWriter.unlink(name)
 

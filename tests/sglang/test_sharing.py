@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import prometheus_client
 import pytest
 import torch
 from sglang.srt.managers import mm_schedule
@@ -64,7 +65,8 @@ def request(*items: Any) -> Any:
 
 
 @pytest.fixture
-def make(name: str) -> Iterator[Make]:
+def make(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setattr(encoder, "_metrics", dict)
     mm_schedule.embedding_cache = MultiModalStaticCache(0)
     made: list[Engine] = []
     alone = Ranks(SimpleNamespace(rank_in_group=0, world_size=1))
@@ -147,6 +149,15 @@ def test_the_first_rank_counts_a_hit_for_all_ranks(make: Make) -> None:
         assert 1 - rank == one._outputs.figures()["hits"]
 
 
+def test_metrics_name_the_model_and_the_engine_as_those_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "get_parallel", lambda: SimpleNamespace(dp_rank=1))
+    monkeypatch.setattr(encoder, "get_serving", lambda: SimpleNamespace(served_model_name="some"))
+    encoder._metrics.__wrapped__()
+    for name in ("hits_total", "apart"):
+        labels = {"model_name": "some", "engine": "1"}
+        assert 0 == prometheus_client.REGISTRY.get_sample_value(f"shmstore_encoder_{name}", labels)
+
+
 def test_a_request_stays_in_the_queue_while_another_engine_makes_its_picture(make: Make) -> None:
     one, two, hasty = make(), make(), make(wait_s=0.0)
     queue = [request(), request(picture(1)), request(picture(2), picture(1)), request(picture(2))]
@@ -212,6 +223,7 @@ def given(monkeypatch: pytest.MonkeyPatch, name: str, tmp_path: Path) -> Iterato
     )
     for what in ("get_parallel", "get_server_args", "process_model_config"):
         monkeypatch.setattr(encoder, what, lambda: engine)
+    monkeypatch.setattr(encoder, "_metrics", dict)
     monkeypatch.setattr(encoder, "_sharing", None)
     monkeypatch.setattr(HookRegistry, "_hooks", defaultdict(list))
     monkeypatch.setattr(HookRegistry, "_patched", set())

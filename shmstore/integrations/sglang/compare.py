@@ -77,6 +77,11 @@ ENCODER: tuple[Has | Uses, ...] = (
     Has(f"{_UPDATER}:SchedulerWeightUpdaterManager", " ".join(f"{update}(recv_req)" for update in UPDATES)),
     Uses(f"{_SCHEDULER}.init_request_dispatcher", " ".join(f"weight_updater.{update}" for update in UPDATES)),
     Has("srt.server_args:ServerArgs", "custom_weight_loader download_dir load_format model_impl model_path revision"),
+    Has("srt.runtime_context", "get_parallel() get_server_args() get_serving() process_model_config()"),
+    Uses(
+        "srt.observability.metrics_collector:SchedulerMetricsCollector.init_new",
+        "get_serving parallel.dp_rank served_model_name",
+    ),
     Has("srt.utils.common", "find_local_repo_dir(repo_id revision)"),
     Has(_SCHEDULER, "get_new_batch_prefill(running_batch)"),
     Uses(f"{_SCHEDULER}._get_new_batch_prefill_raw", "self.waiting_queue req.init_next_round_input"),

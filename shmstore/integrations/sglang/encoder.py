@@ -30,7 +30,7 @@ import torch.distributed as dist
 import transformers
 from sglang.srt.managers import mm_schedule
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-from sglang.srt.runtime_context import get_parallel, get_server_args, process_model_config
+from sglang.srt.runtime_context import get_parallel, get_server_args, get_serving, process_model_config
 from sglang.srt.utils.common import find_local_repo_dir
 
 from shmstore.errors import ShmStoreError, unless_interrupted
@@ -277,8 +277,10 @@ def _metrics() -> dict[str, Any]:
         return {}
     from prometheus_client import Counter, Gauge
 
-    made: dict[str, Any] = {name: Counter(f"shmstore_encoder_{name}", what) for name, what in FIGURES.items()}
-    return made | {"apart": Gauge("shmstore_encoder_apart", APART, multiprocess_mode="mostrecent")}
+    labels = {"model_name": get_serving().served_model_name, "engine": str(get_parallel().dp_rank or 0)}
+    made: dict[str, Any] = {name: Counter(f"shmstore_encoder_{name}", what, labels) for name, what in FIGURES.items()}
+    made["apart"] = Gauge("shmstore_encoder_apart", APART, labels, multiprocess_mode="mostrecent")
+    return {name: metric.labels(**labels) for name, metric in made.items()}
 
 
 def tokens_of(item: Any) -> int:
