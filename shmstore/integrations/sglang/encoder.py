@@ -135,7 +135,7 @@ class Sharing:
         if waits:
             self._outputs.settle()  # which ends our claims
         for i in missing:
-            until = vars(items[i]).get(_SINCE, begun) + self._settings.wait_s
+            until: float = vars(items[i]).get(_SINCE, begun) + self._settings.wait_s
             left = min(until, begun + _STEP) - time.monotonic()
             may_wait = waits and not any(isinstance(one, Claim) for one in self._held.values())
             step: bytes | bool = True
