@@ -11,6 +11,12 @@ from shmstore.integrations.encoder.settings import START, Settings
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 
+WRONG = (
+    "store %s has under key %s of namespace %s something else than an encoder output of %s: it is made anew, and more "
+    "of that is only counted, as wrong; look for another program that writes there"
+)
+"""The warning about something that is stored under the key of an encoder output, and is none."""
+
 
 def attach(settings: Settings) -> ObjectStoreReader:
     """Attach as a rank that only finds; the hints of the errors are for who starts engines."""

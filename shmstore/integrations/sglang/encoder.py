@@ -34,7 +34,7 @@ from sglang.srt.runtime_context import get_parallel, get_server_args, get_servin
 from sglang.srt.utils.common import find_local_repo_dir
 
 from shmstore.errors import ShmStoreError, unless_interrupted
-from shmstore.integrations.encoder.attaching import stored_tensor
+from shmstore.integrations.encoder.attaching import WRONG, stored_tensor
 from shmstore.integrations.encoder.namespace import namespace_of
 from shmstore.integrations.encoder.outputs import APART, FIGURES, Outputs
 from shmstore.integrations.encoder.settings import Settings
@@ -171,11 +171,7 @@ class Sharing:
         ):
             return True
         self._outputs.count("wrong")
-        self._outputs.warn(
-            "store %s has under key %s of namespace %s something else than an encoder output of %s rows: it is made "
-            "anew, and more of that is only counted, as wrong; look for another program that writes there",
-            *(self._settings.store, key, self._namespace, rows),
-        )
+        self._outputs.warn(WRONG, self._settings.store, key, self._namespace, f"{rows} rows")
         return False
 
     def _load(self, outputs: list[Any], loads: dict[int, bytes]) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from vllm.v1.request import RequestStatus
 
-from shmstore.integrations.encoder.attaching import attach, stored_tensor
+from shmstore.integrations.encoder.attaching import WRONG, attach, stored_tensor
 from shmstore.integrations.vllm.encoder.messages import Report, Step
 from shmstore.integrations.vllm.encoder.scope import Scope
 from shmstore.integrations.vllm.encoder.settings import Settings
@@ -161,11 +161,8 @@ class SchedulerSide:
         self._wrong.add(key)
         if not self._warned:
             self._warned = True
-            _log.warning(
-                "store %s has under key %s of namespace %s something else than an encoder output of %s x %s %s: it is "
-                "made anew, and more of that is only counted, as wrong; look for another program that writes there",
-                *(self._settings.store, key, self._scope.name, rows, width or "any width", self._dtype),
-            )
+            expected = f"{rows} x {width or 'any width'} {self._dtype}"
+            _log.warning(WRONG, self._settings.store, key, self._scope.name, expected)
         return False
 
     def _take(self, key: str) -> PinnedRef | Claim | None:
