@@ -79,6 +79,7 @@ def set_up(folder: Path, version: str) -> None:
         extension.write_text(extension.read_text() + OPERATORS)
     if version != binaries:
         put_sources(version, packages)
+        pip(python, "install", "orjson")  # which the server of 0.33 needs
     record = packages / f"vllm-{version}+cpu.dist-info"
     record.mkdir(exist_ok=True)
     (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
