@@ -1,4 +1,4 @@
-"""`shmstore.Cache` beside what programs cache arrays with today: a hit, and how many values are made.
+"""Compare `shmstore.Cache` with other caches of arrays: the time of a hit, and how many values are made.
 
 ``python -m bench.peers.caches`` measures and writes its table into docs/guides/programs.md. Each way keeps its files in
 memory. Hits are measured in one process, all ways in turn. Four processes ask for the same values in the same order,

@@ -1,7 +1,7 @@
 """What a killed process costs a queue: ``python -m bench.survival.queues`` writes a table into docs/guides/queue.md.
 
 A producer puts, two consumers get, and one process is killed at a random moment: a consumer, the producer, or the
-resource tracker, which multiprocessing has beside them. Each try is alone in namespaces of its own, as the scenes are.
+resource tracker of multiprocessing. Each try is alone in namespaces of its own, as the scenes are.
 """
 
 import gc
@@ -46,7 +46,7 @@ def of_torch(sender: Any, said: Connection) -> None:
     for number in range(COUNT):
         sender.put(torch.full((WORDS,), number, dtype=torch.int64), timeout=HUNG)
         said.send(number)
-    time.sleep(2 * IDLE)  # which has what it has sent
+    time.sleep(2 * IDLE)  # until the consumers have all that was sent
 
 
 def consume(receiver: Any, said: Connection) -> None:
@@ -61,7 +61,7 @@ def consume(receiver: Any, said: Connection) -> None:
 
 
 class Child:
-    """A process, and what it has said."""
+    """A process and the messages that it has sent."""
 
     def __init__(self, act: Callable[..., None], end: Any) -> None:
         self.pipe, theirs = CONTEXT.Pipe(duplex=False)

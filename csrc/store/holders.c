@@ -106,8 +106,8 @@ static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
     return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
 }
 
-/* Writer `o` will soon lease what it has pinned, or release its pin. It may not have counted that by the next poll, so
- * that poll takes the slot's zone for changed. */
+/* Writer `o` will soon turn its pin into a lease, or release it. It may not have counted that by the next poll. So that
+ * poll treats the slot's zone as changed. */
 static void note_transient_pin(struct shms_writer *w, uint32_t o, uint32_t slot) {
     uint32_t peer = (uint32_t)w->seg.layout.n_readers + o, n_zones = w->ring.n_zones;
     w->transient_pin = true;

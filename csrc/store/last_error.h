@@ -1,5 +1,5 @@
 /*
- * last_error.h - the text behind a code: what was wrong, what is expected, what to do. Each thread has its own.
+ * last_error.h - the text for an error code: what was wrong, what was expected, what to do. Each thread has its own.
  *
  * A call that returns one of the codes of shms_last_error returns what shms_fail returns.
  */

@@ -243,7 +243,7 @@ int shms_writer_claimed(shms_writer *w, const char *key, uint32_t key_len);
 int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
 /* Copies each key of this arena that begins with `prefix`: 8 bytes with its object's id, 4 with the key's length, then the
  * key. *size is the room, and is set to the bytes needed: if they are more, nothing counts, and the call is made again.
- * Other threads may go on meanwhile: what they store may be missing, and a key that they store again may come twice. */
+ * Other threads may put during the call. Their keys may be missing, and a key that they put again may come twice. */
 int shms_writer_keys(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
 

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from shmstore.device import download, finish
 from shmstore.errors import DeviceError, ObjectExistsError, ShmStoreError, StoreSpaceError, WriterActiveError
@@ -110,8 +110,7 @@ class Outputs:
     @property
     def reader(self) -> ObjectStoreReader:
         """Where outputs are found."""
-        assert self._reader is not None
-        return self._reader
+        return cast(ObjectStoreReader, self._reader)  # only a process that reads asks for it
 
     @property
     def stores(self) -> bool:

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import sglang
 import torch
@@ -356,8 +356,7 @@ def _start(*_: Any) -> None:
             if outputs is not None:
                 outputs.close()
             return
-    assert outputs is not None
-    _sharing = Sharing(wanted, ranks, outputs, namespace, model.hidden_size)
+    _sharing = Sharing(wanted, ranks, cast(Outputs, outputs), namespace, model.hidden_size)
     for update in UPDATES:
         HookRegistry.register(f"{_UPDATER}.{update}", _updated, HookType.AFTER)
     if parallel.pp_size == 1:  # else each stage has a queue, and all must be the same
