@@ -30,7 +30,7 @@ int __wrap_shms_segment_open(shms_segment *seg, const char *name, int role, cons
     if (role < 0)
         return __real_shms_segment_open(seg, name, role, expected);
     *seg = w->seg;
-    seg->lock = NULL;
+    seg->lock = seg->name = NULL; /* the writer's own: two that unmap a page unmap what comes there later */
     CHECK(shms_segment_open_file(seg, 0, false, false) >= 0);
     CHECK(mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) == 0);
     return SHMS_OK;
