@@ -18,12 +18,15 @@ import hashlib
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
 import transformers
 import vllm
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from shmstore.files import PREFIX
 from shmstore.integrations.vllm.shared import RUN
@@ -109,12 +112,25 @@ def processing(vllm_config: Any) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "model": [model.model, model.revision, model.code_revision, str(model.model_impl)],
         "tokenizer": [model.tokenizer, model.tokenizer_revision, str(model.tokenizer_mode)],
-        "commit": getattr(model.hf_config, "_commit_hash", None),
+        "commits": [_commit(model.model, model.revision), _commit(model.tokenizer, model.tokenizer_revision)],
         "files": [_contents(Path(folder)) for folder in sorted({model.model, model.tokenizer})],
         "config": model.hf_config.to_json_string(use_diff=False),
         "processor": [media.mm_processor_kwargs, media.media_io_kwargs, media.mm_hasher_algorithm],
         "pruning": [media.video_pruning_rate, media.video_pruning_method],
     }
+
+
+def _commit(repository: str, revision: str | None) -> str | None:
+    """Return the commit of what comes from a hub: the name of its folder in the hub's cache.
+
+    Transformers 5 no longer keeps it in the configuration.
+    """
+    with suppress(HFValidationError):  # a folder
+        for file in ("config.json", "tokenizer_config.json"):
+            found = try_to_load_from_cache(repository, file, revision=revision)
+            if isinstance(found, str):
+                return Path(found).parent.name
+    return None
 
 
 def _contents(folder: Path) -> list[tuple[str, str]]:

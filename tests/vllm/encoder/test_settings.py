@@ -193,7 +193,6 @@ MEDIA = "model_config.multimodal_config"
 DIFFERENT: dict[str, Callable[[Any], None]] = {
     "revision": set_to("model_config.revision", "1234"),
     "code revision": set_to("model_config.code_revision", "1234"),
-    "commit": set_to("model_config.hf_config._commit_hash", "1234"),
     "override": set_to("model_config.hf_config.vision_config.depth", 2),
     "quantization": set_to("model_config.quantization", "fp8"),
     "tokenizer": set_to("model_config.tokenizer", "another"),
@@ -216,6 +215,22 @@ def test_an_engine_whose_outputs_may_differ_has_another_namespace(config: Any, w
     assert before.split()[1] == "bfloat16"
     DIFFERENT[what](config)
     assert before != scope._digested(config)
+
+
+@pytest.mark.parametrize(("part", "file"), [("model", "config.json"), ("tokenizer", "tokenizer_config.json")])
+def test_another_commit_of_a_model_from_a_hub_is_another_namespace(
+    part: str, file: str, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    set_to(f"model_config.{part}", "org/name")(config)
+    seen = set()
+    for commit in ("a" * 40, "b" * 40):
+        for place, text in (("refs/main", commit), (f"snapshots/{commit}/{file}", "{}")):
+            path = tmp_path / "models--org--name" / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        seen.add(namespace.digest(names.processing(config)))
+    assert len(seen) == 2
 
 
 def test_items_are_the_same_on_a_host_whose_files_have_other_times(config: Any) -> None:
