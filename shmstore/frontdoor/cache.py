@@ -162,6 +162,7 @@ class Cache(MutableMapping[str, Any]):
         self._held.clear()
         self._writers: list[ObjectStoreWriter] = []  # the first one is being filled
         self._left = 0  # bytes to store there before looking again how full it is
+        self._join_again = 0.0  # when to look again for an arena, which takes 10 ms: a put takes less than one
         self._reader: ObjectStoreReader | None = None
         self._file = 0  # the inode of what it reads
         self._read_again = 0.0  # when to look again for a free rank
@@ -242,6 +243,9 @@ class Cache(MutableMapping[str, Any]):
     def _join(self) -> bool:
         """Take an arena to fill next, a used one rather than a new one; return False if this process may not."""
         self._check_open()
+        if self._writers and time.monotonic() < self._join_again:
+            return False
+        self._join_again = time.monotonic() + 1
         if not self._may_join():
             return False
         try:
@@ -261,6 +265,7 @@ class Cache(MutableMapping[str, Any]):
             return False
         self._held.append(writer)
         self._writers.insert(0, writer)
+        self._join_again = 0.0
         if self._reader is not None and self._reader.store_id != writer.handle.store_id:
             self._drop_reader()  # of a cache that was removed
         if not self._prefault:

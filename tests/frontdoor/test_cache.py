@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,6 +112,16 @@ def test_one_greedy_maker_fills_half_of_the_arenas_before_it_evicts(opens: Opens
     assert 16 << 20 == cache.stats().reserved_bytes
     assert 220 < len(cache) <= 240
     assert 17 << 20 == in_child(lambda: (cache.put("another", 1), cache.stats().reserved_bytes)[1])
+
+
+def test_a_full_cache_looks_once_a_second_for_another_arena(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, looks, start = opens("2 MiB", processes=2), Mock(), time.monotonic()
+    use_all(cache, 32)
+    looks.side_effect = cache._may_join
+    monkeypatch.setattr(cache, "_may_join", looks)
+    views = [cache.get_or_make(str(number), partial(filled, number)) for number in range(32, 96)]
+    assert 64 == len(views) > cache.stats().not_stored["full"] > 0
+    assert looks.call_count <= 1 + time.monotonic() - start
 
 
 def test_as_many_makers_as_asked_for_fill_all_arenas_and_more_of_them_only_read(
