@@ -268,7 +268,7 @@ class ObjectTooLargeError(ShmStoreError, ValueError):
     """The object is larger than `max_object_size`, so eviction cannot make room for it."""
 
     default_message = "the object is larger than the store allows"
-    default_hint = "create the store with a larger max_object_size and capacity, or send this object inline"
+    default_hint = "create the store or queue with a larger capacity (and max_object_size), or send this object inline"
 
 
 class ObjectExistsError(ShmStoreError, ValueError):

@@ -263,6 +263,9 @@ class Cache(MutableMapping[str, Any]):
             if not self._writers:
                 raise
             return False
+        except errors.LayoutMismatchError as error:
+            hint = f"these are parts of {self!r}: pass one capacity and one number of processes everywhere"
+            raise errors.LayoutMismatchError(error.message, hint=hint) from error
         self._held.append(writer)
         self._writers.insert(0, writer)
         self._join_again = 0.0
@@ -355,7 +358,11 @@ class Cache(MutableMapping[str, Any]):
     def _store(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool] | None = None) -> Any:
         """Store the value in place of what is there; with `how`, only if there is none, and return what is there."""
         deadline = None if expire is None else np.array(time.monotonic() + expire)  # an array, so that metadata repeat
-        encoded = MsgpackSerde().encode((deadline, value))
+        try:
+            encoded = MsgpackSerde().encode((deadline, value))
+        except errors.UnsupportedValueError:
+            MsgpackSerde().encode(value)  # which names the place as the caller sees it
+            raise
         nbytes = encoded.nbytes + len(encoded.meta) + len(packed_key(key)) + _HEAD
         with self._alone_with(key) as writer:
             if how and (found := self._look(key, *how)) is not _ABSENT:
@@ -553,10 +560,12 @@ class Cache(MutableMapping[str, Any]):
         They wait while the maker lives, at most `wait` seconds; then, and within the `make` of another value, they make
         it themselves. An exception of `make` reaches the caller, and the next one makes it. `expire`, `copy` and
         `private` are those of `put` and `get`. What cannot be stored is returned as it was made, and `stats` counts it.
-        Raises RuntimeError if `make` asks for the same key.
+        Raises RuntimeError if `make` asks for the same key, and TypeError if it is a coroutine function.
         """
         if (value := self._hit(key, copy, private)) is not _ABSENT:
             return value
+        if inspect.iscoroutinefunction(make):
+            raise TypeError("make is a coroutine function (hint: await aget_or_make with it)")
         steps, said = self._steps(key, make, expire, wait, copy, private), None
         try:
             while True:

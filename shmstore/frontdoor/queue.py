@@ -42,7 +42,7 @@ from shmstore.refs import ObjectRef
 from shmstore.serde import ObjectSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from shmstore.store.arguments import checked_name, int_of, seconds_of, size_of
-from shmstore.store.options import MAX_CAPACITY
+from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
 
 __all__ = ["Delivery", "Queue"]
 
@@ -218,6 +218,7 @@ class Queue:
     ) -> None:
         self._maxsize, self._serde, self._named = int_of("maxsize", maxsize, 0, 1 << 62), serde, name is not None
         capacity = size_of("capacity", capacity, MAX_CAPACITY)
+        processes = int_of("processes", processes, 1, MAX_WRITERS)
         self._folder = folder_of(dir)
         if name is None:
             self._folder, lock = _made(self._folder, capacity, processes)

@@ -182,6 +182,8 @@ def test_what_cannot_be_stored_is_returned_as_it_was_made_and_counted(opens: Ope
         assert cache.get_or_make(key, lambda value=value: value) is value
         with pytest.raises(error):
             cache[key] = value
+    with raises(shmstore.UnsupportedValueError, ["value[0]"]):
+        cache["odd"] = [odd]
     counts = cache.stats().not_stored
     assert {"unsupported": 1, "too large": 1} == {why: count for why, count in counts.items() if count}
     assert [] == list(cache)
@@ -206,6 +208,8 @@ def test_an_error_of_make_reaches_the_caller_and_the_next_one_makes(opens: Opens
     with pytest.raises(StopIteration, match="here"):
         cache.get_or_make("a", fail)
     assert 1 == in_child(cache.get_or_make, "a", lambda: 1) == cache.get_or_make("a", fail)
+    with raises(TypeError, ["make"], ["aget_or_make"]):
+        cache.get_or_make("b", partial(asyncio.sleep, 1))
 
 
 def test_the_claim_of_a_killed_maker_falls_and_the_next_one_makes(opens: Opens) -> None:
@@ -360,7 +364,7 @@ def test_a_process_that_only_reads_finds_what_is_made_after_the_cache_was_remove
 def test_another_capacity_is_made_anew_or_refused_while_one_makes_values(opens: Opens) -> None:
     first, second = opens("2 MiB"), opens("4 MiB")
     first["a"] = 1
-    with pytest.raises(shmstore.LayoutMismatchError):
+    with raises(shmstore.LayoutMismatchError, ["capacity"], ["processes"]):
         second["b"] = 2
     assert (3, 1) == (second.get_or_make("b", lambda: 3), second["a"])
     first.close()

@@ -145,7 +145,7 @@ def test_pickle_serde_carries_any_object(folder: Path) -> None:
         ({"capacity": 0}, ValueError, ["capacity"]),
         ({"capacity": ROOM, "maxsize": -1}, ValueError, ["maxsize"]),
         ({"capacity": ROOM, "name": "a/b"}, ValueError, ["name"]),
-        ({"capacity": ROOM, "processes": 0}, ValueError, ["n_readers"]),
+        ({"capacity": ROOM, "processes": 0}, ValueError, ["processes"]),
     ],
 )
 def test_a_wrong_argument_leaves_nothing(folder: Path, wrong: Any, error: Any, names: list[str]) -> None:
