@@ -172,7 +172,7 @@ typedef struct shms_tier_figures {
 } shms_tier_figures;
 
 /* What a writer has counted since its store was created. Each field is a word of its table, in this order, and a field
- * of WriterCounters in shmstore/store/stats.py. A new one needs nothing else; the table has room for 24. */
+ * of WriterCounters in shmstore/store/stats.py and of rust/shmstore-sys. The table has room for 24. */
 typedef struct shms_counters {
     uint64_t puts, put_bytes, hits, misses; /* put_bytes: payload; hits and misses: of _hit */
     uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
