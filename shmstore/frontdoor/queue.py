@@ -529,7 +529,7 @@ class Queue:
             if not _is_unused(path, remove=True):
                 raise WriterActiveError(f"a process has the queue in {path} open; close it there")
         except FileNotFoundError:
-            raise StoreNotFoundError(f"there is no queue in {path}") from None
+            raise StoreNotFoundError(f"there is no queue in {path}", hint="check its name and dir") from None
 
 
 def _after_fork() -> None:

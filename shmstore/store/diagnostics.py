@@ -146,13 +146,17 @@ def _with_title(pid: int) -> str:
 
 
 def active(
-    place: str, arena: int | None = None, asked: native.Options | None = None, allow_uid: int = native.OWN_UID
+    place: str,
+    arena: int | None = None,
+    asked: native.Options | None = None,
+    allow_uid: int = native.OWN_UID,
+    hint: str | None = None,
 ) -> WriterActiveError | LayoutMismatchError:
     """Return the error for a store whose writers are alive, or the one of that arena; it names their processes.
 
     If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
     """
-    store, known, pids, hint = f"store {shown(place)}", "", list[int](), None
+    store, known, pids = f"store {shown(place)}", "", list[int]()
     with suppress(ShmStoreError, OSError), closing(Inspector(place, allow_uid)) as inspector:  # or of another version
         first = inspector.facts()
         n_writers = first["n_writers"]

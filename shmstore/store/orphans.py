@@ -92,8 +92,9 @@ def unlink(place: str) -> None:
     try:
         native.remove(place, file.device, file.inode, file.file_bytes, True)
     except WriterActiveError:
-        begun = file.state in ("blank", "being created")
-        raise (diagnostics.creating if begun else diagnostics.active)(place) from None
+        if file.state in ("blank", "being created"):
+            raise diagnostics.creating(place) from None
+        raise diagnostics.active(place, hint="close it there, or end that process, then unlink it") from None
 
 
 def _has_room(place: str, old: os.stat_result, ranks_alive: int, asked: Options, sound: bool) -> bool:

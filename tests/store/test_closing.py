@@ -223,7 +223,7 @@ def test_an_owned_store_is_shown_as_alive_and_is_not_removed(stores: Stores, nam
 def test_unlink_removes_a_store_that_no_writer_has(stores: Stores, name: str) -> None:
     with opened(name) as writer:
         ref = writer.put("k", 1)
-        with raises(WriterActiveError, names=[name, f"process {os.getpid()}"]):
+        with raises(WriterActiveError, names=[name, f"process {os.getpid()}"], hint=["then unlink it"]):
             ObjectStoreWriter.unlink(name)
     reader = stores.attach(name)
     ObjectStoreWriter.unlink(name)
