@@ -131,9 +131,9 @@ void shms_leases_hold(shms_leases *l, uint32_t entry) {
 }
 
 void shms_leases_assign_group(shms_leases *l, uint32_t entry, uint32_t group) {
-    SHMS_STEP("G1"); /* one store; whoever reads the word before it expects more ranks */
+    SHMS_STEP("G1"); /* one store; whoever reads the word before it expects more ranks; it is counted after it */
     shms_word *what = &l->table[entry].what;
-    atomic_store_explicit(what, shms_get(what) | shms_lease_what(0, false, group, 0), memory_order_release);
+    shms_set(what, shms_get(what) | shms_lease_what(0, false, group, 0));
 }
 
 void shms_leases_close(shms_leases *l, uint32_t entry) {
@@ -149,16 +149,21 @@ void shms_leases_close(shms_leases *l, uint32_t entry) {
     } else {
         set_next(l, before, after);
     }
-    if (!is_own(l, slot))
+    if (!is_own(l, slot)) {
+        atomic_thread_fence(memory_order_seq_cst); /* C2, and then the slot's offset: see shms_holds_count */
         shms_holds_count(l->seg, slot);
+    }
     if (after != SHMS_NONE)
         l->prev[after] = before;
     l->free[l->n_free++] = entry;
     shms_add(&l->writer->open_leases, (uint64_t)-1);
 }
 
-/* A lease keeps its object in the slot. After a pin alone, the slot may have another object by now; its owner has noted the
- * zone where it met the pin (note_transient_pin in holders.c). */
+/* The slot may have another object by now, whose owner has met what this releases. After C2 the fence pairs with that of
+ * shms_poll: an owner that still walks to the entry of a complete lease, and finds it moved, has stored its offset before
+ * that is read here. After B5 no fence is needed: the owner has noted the zone where it met a pin alone
+ * (note_transient_pin in holders.c), and a pin next to an open lease is on the object of that lease. G1 changes an
+ * open lease, which keeps its object in the slot, or a complete one, which keeps nothing. */
 void shms_holds_count(const shms_segment *seg, uint32_t slot) {
     const shms_layout *l = &seg->layout;
     uint64_t offset = shms_get(&shms_segment_slot(seg, slot)->offset);

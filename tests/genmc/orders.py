@@ -92,7 +92,6 @@ ORDERS: list[Order] = [
     ),
     Order("L2", "leases.c", "&e->number, number, memory_order_release", why=CHEAP),
     Order("L3", "leases.c", "published, number + 1, memory_order_release", why=DEATH),
-    Order("G1", "leases.c", "group, 0), memory_order_release", why=CHEAP),
     Order("C1", "leases.c", "&l->table[entry].number, 0, memory_order_release", why=CHEAP),
     Order("C2", "leases.c", "shms_lease_with_next(shms_get(what), next + 1), memory_order_release", why=CHEAP),
     Order("V3", "leases.c", "&e->number, 0, memory_order_release", why=CHEAP),
@@ -129,7 +128,8 @@ ORDERS: list[Order] = [
         "B4 has stored */\n    atomic_store_explicit(&seg->writer->pinning, 0, memory_order_release",
         "remote",
     ),
-    Order("B5 zone", "leases.c", "shms_get(zone) + 1, memory_order_release", "poll_cancel"),
+    Order("C2 fence", "leases.c", "atomic_thread_fence(memory_order_seq_cst)", "poll_complete"),
+    Order("B5 zone", "leases.c", "shms_get(zone) + 1, memory_order_release", "poll_group"),
     Order("B5 total", "leases.c", "shms_get(total) + 1, memory_order_release", "poll_cancel"),
     Order(
         "J1",

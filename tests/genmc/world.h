@@ -38,6 +38,9 @@
 #ifndef ENTRIES
 #define ENTRIES 1
 #endif
+#ifndef GROUPS
+#define GROUPS 1 /* the ranks are in the first */
+#endif
 #define ZONES 2 /* of one object each */
 #define UNIT 64
 
@@ -160,7 +163,7 @@ WORLD struct world {
      .reader_stride = sizeof(struct rank),                                                                             \
      .data_stride = ZONES * UNIT,                                                                                      \
      .zone_shift = 6,                                                                                                  \
-     .n_groups = 1}
+     .n_groups = GROUPS}
 
 /* ---- a writer's private memory; a successor has its own ---- */
 
@@ -212,7 +215,7 @@ private
                       .base = (a) * SLOTS,                                                                             \
                       .n_entries = ENTRIES,                                                                            \
                       .n_slots = SLOTS,                                                                                \
-                      .n_groups = 1,                                                                                   \
+                      .n_groups = GROUPS,                                                                              \
                       .free = (p).links,                                                                               \
                       .slot = (p).links + ENTRIES,                                                                     \
                       .next = (p).links + 2 * ENTRIES,                                                                 \
