@@ -1,7 +1,7 @@
 /*
  * world.h - a store of a few words, around the real sources of the core, for a checker that explores all executions.
  *
- * A program includes this, then the sources whose functions it calls, then has a thread for each process. What is not
+ * A program includes this, and has a function for each process, which is a thread. What is not
  * real is here: the system's locks, the clock, the mutex, the ring, what zones remember, and the tags of references.
  * Each object has one plain word as its payload, so a race on it is an error. The bytes of keys are relaxed atomics,
  * because a look-up compares them without a pin, and believes the answer only if the object is still there.
@@ -46,7 +46,7 @@
 
 /* What a round begins with again. */
 #ifdef SHMS_GENMC
-#define WORLD static
+#define WORLD static __attribute__((unused))
 /* its own headers lack these */
 typedef uint64_t dev_t, ino_t;
 typedef int pthread_cond_t;
@@ -55,7 +55,7 @@ struct stat;
 void *calloc(size_t n, size_t size);
 void *realloc(void *at, size_t size);
 #else
-#define WORLD static __attribute__((section("shms_world")))
+#define WORLD static __attribute__((unused, section("shms_world")))
 #endif
 
 /* A process with a `doom` dies before that step of its own. */
@@ -299,10 +299,9 @@ static inline void live(int as) {
 #define STEPS 0 /* how many a mortal process takes at most */
 #endif
 WORLD _Atomic int fate; /* any value up to STEPS + 1 may be read of it */
-static inline void *fates(void *unused) {
+static inline void fates(void) {
     for (int n = 1; n <= STEPS + 1; n++)
         atomic_store_explicit(&fate, n, memory_order_relaxed);
-    return unused;
 }
 static inline void be_mortal(int as) {
     role = as;
@@ -432,10 +431,33 @@ void shms_ref_seal(uint8_t *out, shms_ref *ref, uint64_t store_secret, uint64_t 
              .control = (uint8_t *)&world,                                                                             \
              .all_data = (uint8_t *)world.data},                                                                       \
      .table = &world.ranks[r].table,                                                                                   \
+     .index = {.n_slots = SLOTS}, /* one line, and no seed */                                                          \
      .rank = (r)}
 
-/* Every process is there, and each rank has attached once. */
-static inline void everybody(void) {
+/* The owner of all objects, another writer, and who comes after the death of the last one. */
+WORLD private a = PRIVATE(a, 0), successor = PRIVATE(successor, WRITERS - 1);
+#if WRITERS > 1
+WORLD private b = PRIVATE(b, 1);
+#endif
+WORLD struct shms_reader first = READER(0), last = READER(RANKS - 1);
+
+/* A reference without a lease to what `store_first` has stored. */
+static inline void refer(uint8_t ref, uint32_t slot, uint64_t id, uint64_t address) {
+    copy_ref(&sealed[ref], &(shms_ref){.slot = slot, .id = id, .address = address, .tag = id});
+}
+
+/* Every process is there, each rank has attached once, and `a` has an object, which `sealed[0]` names. */
+static inline void begin(void) {
+    begin_private(&a);
+#if WRITERS > 1
+    begin_private(&b);
+#endif
+    for (uint32_t slot = 0; slot < SLOTS; slot++) {
+        store_first(0, slot, 1 + slot * WRITERS, slot * UNIT);
+        shms_index_add(&a.w.index, shms_slot_hash(&a.w, slot), slot);
+        shms_ring_stale_slot(&a.w.ring, slot);
+    }
+    refer(0, 0, 1, 0);
     for (int i = 0; i < WRITERS + RANKS; i++)
         locks[i] = 1;
     for (int i = 0; i < RANKS; i++)
@@ -445,6 +467,12 @@ static inline void everybody(void) {
         shms_set(&world.arenas[i].writer.published, 1);
         shms_set(&world.arenas[i].writer.epoch, 1);
     }
+}
+/* The same, but the object has gone. */
+static inline void begin_empty(void) {
+    begin();
+    shms_set(&world.arenas[0].slots[0].state, SHMS_FREE);
+    a.w.free_slots[a.w.n_free_slots++] = 0;
 }
 
 /* Opens a lease on an object that is there, for a group or all ranks, and hands it out as `sealed[ref]`. */
@@ -477,22 +505,54 @@ static inline void survey(private *p) {
     zone->stale = false;
     p->held = !shms_evictable(&p->w, 0);
 }
+static inline void owner_surveys(void) {
+    survey(&a);
+    survey(&a);
+}
 /* What was remembered as held is held still, or the next poll has its zone scanned again. */
-static inline void nothing_is_stuck(private *p) {
-    shms_poll(&p->w);
-    uint32_t zone = shms_ring_zone(&p->w.ring, shms_ring_start(&p->w.ring, 0));
-    assert(!p->held || p->w.ring.zones[zone].stale || !shms_evictable(&p->w, 0));
+static inline void nothing_is_stuck(void) {
+    shms_poll(&a.w);
+    uint32_t zone = shms_ring_zone(&a.w.ring, shms_ring_start(&a.w.ring, 0));
+    assert(!a.held || a.w.ring.zones[zone].stale || !shms_evictable(&a.w, 0));
 }
 
-/* A reference without a lease to what `store_first` has stored. */
-static inline void refer(uint8_t ref, uint32_t slot, uint64_t id, uint64_t address) {
-    copy_ref(&sealed[ref], &(shms_ref){.slot = slot, .id = id, .address = address, .tag = id});
+/* Evicts the object in slot 0 if that is allowed, and reuses its bytes. */
+static inline bool evict_first(private *p) {
+    victims_of(&p->w)[0] = 0;
+    if (!shms_evictable(&p->w, 0) || vacate(&p->w, 1) != SHMS_OK)
+        return false;
+    *payload(0, 0) = 0;
+    return true;
+}
+static inline void owner_evicts(void) { evict_first(&a); }
+
+/* A rank takes what a reference names, looks at it and acknowledges it. */
+static inline int use(struct shms_reader *r, uint8_t number) {
+    shms_ref ref;
+    shms_slot seen;
+    int rc = pin_of_rank(r, &number, &ref, &seen);
+    if (rc)
+        return rc;
+    assert(*payload(0, shms_get(&seen.offset)) == ref.id);
+    if (ref.lease)
+        acknowledge(r, &ref);
+    shms_reader_table_unpin(r->table, &r->seg.layout, ref.slot, shms_get(&seen.offset));
+    return rc;
+}
+static inline void rank_uses(void) { use(&first, 0); }
+static inline void rank_misses(void) {
+    int rc = use(&first, 0);
+    assert(rc == SHMS_ESTALE);
+}
+static inline void attach(struct shms_reader *r) {
+    shms_reader_table_attach(r->table, &r->seg.layout, &world.arenas[0].writer, r->rank, false, 1, 1);
 }
 
 /* A reference goes from one process to another by any channel. */
 WORLD _Atomic int channel;
 static inline void send(void) { atomic_store_explicit(&channel, 1, memory_order_release); }
-static inline void receive(void) { assume(atomic_load_explicit(&channel, memory_order_acquire)); }
+static inline bool sent(void) { return atomic_load_explicit(&channel, memory_order_acquire); }
+static inline void receive(void) { assume(sent()); }
 
 /* ---- the program ---- */
 
@@ -513,18 +573,24 @@ static char *kept;
 #define ENDED() !blocked
 #endif
 
+static inline void *thread(void *part) {
+    (*(void (**)(void))part)();
+    return NULL;
+}
+static inline void nothing(void) {}
+
 /* `before`, then the threads, then `afterwards`. */
 #define RUN(before, afterwards, ...)                                                                                   \
     int main(void) {                                                                                                   \
-        void *(*const threads[])(void *) = {__VA_ARGS__};                                                              \
-        enum { THREADS = sizeof threads / sizeof *threads };                                                           \
+        void (*parts[])(void) = {__VA_ARGS__};                                                                         \
+        enum { THREADS = sizeof parts / sizeof *parts };                                                               \
         pthread_t ids[THREADS];                                                                                        \
         KEEP();                                                                                                        \
         for (int round = 0; round < ROUNDS; round++) {                                                                 \
             RESTORE();                                                                                                 \
             before();                                                                                                  \
             for (int i = 0; i < THREADS; i++)                                                                          \
-                pthread_create(&ids[i], NULL, threads[i], NULL);                                                       \
+                pthread_create(&ids[i], NULL, thread, &parts[i]);                                                      \
             for (int i = 0; i < THREADS; i++)                                                                          \
                 pthread_join(ids[i], NULL);                                                                            \
             if (ENDED())                                                                                               \
