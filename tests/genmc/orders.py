@@ -41,7 +41,6 @@ DEATH = (
 CHEAP = "Weaker would save no instruction on x86-64, and the argument would have to say what an older value does."
 GLANCE = "What is read may be old by then, and the caller looks again or only tells it."
 ONCE = "It is outside the protocol, and once in the life of what it orders."
-WRAP = "It matters once a ring of 128 cells has gone round, which is too long for a program."
 
 ORDERS: list[Order] = [
     # ---- a rank ----
@@ -139,11 +138,11 @@ ORDERS: list[Order] = [
     ),
     Order("J2", "remote.c", "&row[s].first, 0, memory_order_release", why=CHEAP),
     Order("V3 kept", "remote.c", "number, 0, memory_order_release", why=CHEAP),
-    Order("D2 cell", "drops.c", "slot, memory_order_release", why=WRAP),
+    Order("D2 cell", "drops.c", "slot, memory_order_release", "drop_many"),
     Order("D2", "drops.c", "drops + 1, memory_order_release", "drop"),
     Order("D2 again", "remote.c", "shms_get(&seg->writer->drops) + 1, memory_order_release", why=DEATH),
     Order("D3", "drops.c", "&t->drops, memory_order_acquire", "drop"),
-    Order("D3 fence", "drops.c", "atomic_thread_fence(memory_order_acquire)", why=WRAP),
+    Order("D3 fence", "drops.c", "atomic_thread_fence(memory_order_acquire)", "drop_many"),
     # ---- what a search remembers ----
     Order(
         "poll total",

@@ -41,7 +41,7 @@
 #ifndef GROUPS
 #define GROUPS 1 /* the ranks are in the first */
 #endif
-#define ZONES 2 /* of one object each */
+#define ZONES (SLOTS + 1) /* of one object each */
 #define UNIT 64
 
 /* What a round begins with again. */
@@ -408,6 +408,8 @@ void shms_ref_seal(uint8_t *out, shms_ref *ref, uint64_t store_secret, uint64_t 
 #define pin pin_of_writer
 #include "store/remote.c"
 #undef pin
+#undef SHMS_DROPS
+#define SHMS_DROPS 2u /* so that the ring goes round */
 #include "store/drops.c"
 #include "store/directory.c"
 #include "store/hand.c"
