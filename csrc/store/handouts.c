@@ -272,7 +272,7 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
     shms_word *epoch = &shms_segment_reader(&w->seg, rank)->epoch;
     uint64_t seen;
     do { /* a rank that attaches meanwhile sees the retirement (A4), or T2 sees it and retires its new epoch */
-        seen = atomic_load_explicit(epoch, memory_order_seq_cst);
+        seen = shms_get(epoch); /* relaxed: T2 reads it again */
         SHMS_STEP("T1"); /* pairs with A4: a rank that attaches later sees it, so no older lease is for it */
         atomic_store_explicit(&w->seg.writer->retired[rank], seen + 1, memory_order_seq_cst);
         /* pairs with A3: the rank or this call sees the other, so no retirement is for an epoch that is over */

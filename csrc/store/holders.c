@@ -79,7 +79,7 @@ static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *ex
         if (next > n_entries || n == n_entries || shms_is_cyclic(&mark, n, next))
             return !writer_gone(w, o);
         const shms_lease *e = shms_segment_lease(&w->seg, o * n_entries + next - 1);
-        /* Before `what`: pairs with L2 and C1. If the entry has come to another lease between the two loads, that lease
+        /* Before `what`: pairs with L2. If the entry has come to another lease between the two loads, that lease
          * is on another slot. */
         SHMS_STEP("W3n"); /* the entry may serve another lease by now */
         uint64_t number = atomic_load_explicit(&e->number, memory_order_acquire), what = shms_get(&e->what);

@@ -88,7 +88,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
         }
         if (number) {
             SHMS_STEP("V3"); /* not published, not live, or not to be kept */
-            atomic_store_explicit(&e->number, 0, memory_order_release);
+            shms_set(&e->number, 0);
         }
         l->free[l->n_free++] = i;
     }
@@ -115,7 +115,7 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     shms_set(&e->what, shms_lease_what(slot, false, group, is_own(l, slot) ? 0 : first_of(l, slot) + 1));
     shms_set(&e->id, id);
     shms_set(&e->opened_ns, now_ns);
-    SHMS_STEP("L2"); /* release, last of the entry; pairs with R3a, which asks for this number */
+    SHMS_STEP("L2"); /* release, last of the entry; pairs with W3n; R3a asks for this number */
     atomic_store_explicit(&e->number, number, memory_order_release);
     link_in(l, entry, slot);
     SHMS_STEP("L3"); /* pairs with A4: the base of a rank that attached earlier is not above this lease */
@@ -139,7 +139,7 @@ void shms_leases_assign_group(shms_leases *l, uint32_t entry, uint32_t group) {
 void shms_leases_close(shms_leases *l, uint32_t entry) {
     uint32_t slot = l->slot[entry];
     SHMS_STEP("C1"); /* pairs with R3a: a late reader acknowledges nothing */
-    atomic_store_explicit(&l->table[entry].number, 0, memory_order_release);
+    shms_set(&l->table[entry].number, 0);
     uint32_t first = first_of(l, slot), before = l->prev[entry], after = l->next[entry];
     if (l->prev[first] == entry)
         l->prev[first] = after;

@@ -108,8 +108,7 @@ static int enter(struct shms_reader *r) {
  * lease it may be one that another rank has pinned. */
 static bool promised(const struct shms_reader *r, const shms_ref *ref) {
     SHMS_STEP("R2n"); /* pairs with L2 and C1: as long as the number stands, the object is promised */
-    return ref->lease == 0 ||
-           atomic_load_explicit(&shms_segment_lease(&r->seg, ref->entry)->number, memory_order_acquire) == ref->lease;
+    return ref->lease == 0 || shms_get(&shms_segment_lease(&r->seg, ref->entry)->number) == ref->lease;
 }
 
 static uint64_t address_of(const struct shms_reader *r, uint32_t slot, const shms_slot *s) {

@@ -35,7 +35,7 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
         SHMS_STEP("A4"); /* `retired` pairs with T1, `published` with L3, `base` with W1a */
         const shms_writer_table *by = of_writer(w, l, o);
         bool rebase = epoch > 0 || atomic_load_explicit(&by->retired[rank], memory_order_seq_cst) == epoch + 1;
-        uint64_t base = rebase ? atomic_load_explicit(&by->published, memory_order_acquire) : 0;
+        uint64_t base = rebase ? shms_get(&by->published) : 0;
         atomic_store_explicit(&t->base[o], finds ? SHMS_FINDS : base, memory_order_release);
     }
 }
@@ -99,7 +99,7 @@ void shms_reader_table_unpin_failed(shms_reader_table *t, const shms_layout *l, 
 int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *lease, uint32_t entry,
                           uint64_t number, uint32_t i, uint64_t offset) {
     SHMS_STEP("R3a"); /* pairs with L2 and C1: an old reference must not acknowledge the entry's next lease */
-    if (atomic_load_explicit(&lease->number, memory_order_acquire) != number)
+    if (shms_get(&lease->number) != number)
         return 0;
     shms_word *ack = &shms_reader_acks(t, l)[entry];
     /* pairs with W1a; a maximum, so that a thread that slept since R3a does not undo a newer one */

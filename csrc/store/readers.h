@@ -27,15 +27,15 @@ static inline shms_word *shms_reader_zone_releases(shms_reader_table *t, const s
 /* Does the lease `number` in `entry`, opened by `writer`, expect this rank, unless the rank has died? `what` is the
  * lease's word, and `retired` the rank's word in the table of that writer.
  *
- * Orders: the acknowledgement pairs with R3b, the base with A4 and E1, and the epoch with A3. An older value of any of
- * them expects the rank once more, or is of a rank that nobody can know to have attached. */
+ * Orders: the acknowledgement pairs with R3b, and the base with A4 and E1; whoever sees A4 sees the epoch of A3. An older
+ * value of any of them expects the rank once more, or is of a rank that nobody can know to have attached. */
 static inline bool shms_reader_expected(shms_reader_table *t, const shms_layout *l, uint32_t rank, uint32_t writer,
                                         uint64_t retired, uint32_t entry, uint64_t number, uint64_t what) {
     uint32_t group = shms_lease_group(what);
     return (group == 0 || group == l->group_of[rank] + 1u) &&
            atomic_load_explicit(&shms_reader_acks(t, l)[entry], memory_order_acquire) != number &&
            atomic_load_explicit(&t->base[writer], memory_order_acquire) <= number &&
-           atomic_load_explicit(&t->epoch, memory_order_acquire) + 1 != retired;
+           shms_get(&t->epoch) + 1 != retired;
 }
 
 /* A2, A3, A4: takes the rank over from its last process, and trusts only the epoch of the table. The rank's lock is

@@ -16,13 +16,13 @@ static void release_all(const shms_segment *seg) {
     uint32_t slots = shms_all_slots(&seg->layout);
     uint64_t pinned = shms_get(&seg->writer->pinning) - 1;
     SHMS_STEP("J1"); /* pairs with W3h: else the owner takes the dead pin for a living one */
-    atomic_store_explicit(&seg->writer->pinning, 0, memory_order_release);
+    shms_set(&seg->writer->pinning, 0);
     if (pinned < slots)
         shms_holds_count(seg, (uint32_t)pinned);
     for (uint32_t s = 0; s < slots; s++)
         if (atomic_load_explicit(&row[s].first, memory_order_relaxed)) {
             SHMS_STEP("J2"); /* pairs with W3f: the same for the dead leases */
-            atomic_store_explicit(&row[s].first, 0, memory_order_release);
+            atomic_store_explicit(&row[s].first, 0, memory_order_relaxed);
             shms_holds_count(seg, s);
         }
     SHMS_STEP("D2"); /* once more: the predecessor may have died before it */
@@ -61,7 +61,7 @@ void shms_holds_begin(const shms_segment *seg, bool keep) {
             open_again(seg, e, &patient))
             continue;
         SHMS_STEP("V3"); /* its object was evicted, or the lease is not to be kept */
-        atomic_store_explicit(number, 0, memory_order_release);
+        shms_set(number, 0);
     }
 }
 

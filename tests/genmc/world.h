@@ -473,6 +473,7 @@ static inline void begin(void) {
 /* The same, but the object has gone. */
 static inline void begin_empty(void) {
     begin();
+    shms_index_remove(&a.w.index, shms_slot_hash(&a.w, 0), 0);
     shms_set(&world.arenas[0].slots[0].state, SHMS_FREE);
     a.w.free_slots[a.w.n_free_slots++] = 0;
 }
@@ -484,7 +485,7 @@ static inline void lease(private *p, uint32_t slot, uint32_t group, uint8_t ref)
 
 /* Puts an object, whose payload is its id, into the writer's free slot, and hands it out as `sealed[ref]`; or does not,
  * if there is no `ref`. */
-enum { UNLEASED = UINT8_MAX };
+enum { UNLEASED = 7 };
 static inline void put(private *p, uint8_t key, uint64_t offset, uint8_t ref) {
     p->place = offset;
     p->batch.ref[0] = ref;
@@ -523,7 +524,7 @@ static inline bool evict_first(private *p) {
     victims_of(&p->w)[0] = 0;
     if (!shms_evictable(&p->w, 0) || vacate(&p->w, 1) != SHMS_OK)
         return false;
-    *payload(0, 0) = 0;
+    *payload(0, shms_get(&world.arenas[0].slots[0].offset)) = 0;
     return true;
 }
 static inline void owner_evicts(void) { evict_first(&a); }
@@ -540,6 +541,21 @@ static inline int use(struct shms_reader *r, uint8_t number) {
         acknowledge(r, &ref);
     shms_reader_table_unpin(r->table, &r->seg.layout, ref.slot, shms_get(&seen.offset));
     return rc;
+}
+/* The same for what it finds by key, as shms_reader_find does. */
+static inline void find_and_use(struct shms_reader *r, char key) {
+    shms_slot seen;
+    uint32_t slot = look_of_rank(r, &key, 1, &seen);
+    if (slot == SHMS_NONE)
+        return;
+    const shms_slot *s = shms_segment_slot(&r->seg, slot);
+    enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, slot, shms_get(&seen.id));
+    if (state == SHMS_EVICTING)
+        shms_reader_table_unpin_failed(r->table, &r->seg.layout, s, slot);
+    if (state != SHMS_LIVE)
+        return;
+    assert(*payload(0, shms_get(&seen.offset)) == shms_get(&seen.id));
+    shms_reader_table_unpin(r->table, &r->seg.layout, slot, shms_get(&seen.offset));
 }
 static inline void rank_uses(void) { use(&first, 0); }
 static inline void rank_misses(void) {
