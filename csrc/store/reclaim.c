@@ -69,8 +69,10 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     /* Readers may wait from here to W4. So touch no line of memory that is not needed, and let no load depend on the
      * one before. */
     for (uint32_t i = 0; i < n; i++) {
-        SHMS_STEP("W2"); /* together with the fence, pairs with R2a: before the pins are read */
-        shms_set(&slots[victims[i]].state, SHMS_EVICTING);
+        /* Together with the fence, pairs with R2a: before the pins are read. Release: a look-up without a pin that meets
+         * EVICTING has the words of this object, as after P4. */
+        SHMS_STEP("W2");
+        atomic_store_explicit(&slots[victims[i]].state, SHMS_EVICTING, memory_order_release);
     }
     atomic_thread_fence(memory_order_seq_cst);
     bool go = !shms_still_held(w, victims, n);

@@ -103,6 +103,7 @@ ORDERS: list[Order] = [
         "peer)->epoch, memory_order_acquire",
         why="The probe of W1c is a system call, which nothing here orders.",
     ),
+    Order("W2", "reclaim.c", "SHMS_EVICTING, memory_order_release", "find_stays"),
     Order("W2 fence", "reclaim.c", "atomic_thread_fence(memory_order_seq_cst)", "pin_evict"),
     Order("W3", "holders.c", "&pins[slots[i]], memory_order_acquire", "pin_evict"),
     Order("W3h", "holders.c", "->pinning, memory_order_acquire", "remote"),
