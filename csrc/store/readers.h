@@ -34,8 +34,7 @@ static inline bool shms_reader_expected(shms_reader_table *t, const shms_layout 
     uint32_t group = shms_lease_group(what);
     return (group == 0 || group == l->group_of[rank] + 1u) &&
            atomic_load_explicit(&shms_reader_acks(t, l)[entry], memory_order_acquire) != number &&
-           atomic_load_explicit(&t->base[writer], memory_order_acquire) <= number &&
-           shms_get(&t->epoch) + 1 != retired;
+           atomic_load_explicit(&t->base[writer], memory_order_acquire) <= number && shms_get(&t->epoch) + 1 != retired;
 }
 
 /* A2, A3, A4: takes the rank over from its last process, and trusts only the epoch of the table. The rank's lock is
