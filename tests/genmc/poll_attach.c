@@ -1,4 +1,4 @@
-/* A rank takes the place of one that died with a pin, while the writer remembers who holds the object. */
+/* A rank takes the place of one that died with a pin, during scans. */
 #include "world.h"
 
 static void before(void) {

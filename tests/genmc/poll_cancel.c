@@ -1,4 +1,4 @@
-/* Another writer ends its lease on an object, while the owner remembers who holds it. */
+/* Another writer ends its lease on an object, during scans. */
 #define WRITERS 2
 #include "world.h"
 

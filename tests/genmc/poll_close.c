@@ -1,4 +1,4 @@
-/* A rank closes that was promised an object, while the writer remembers who holds it. */
+/* A rank closes that was promised an object, during scans. */
 #include "world.h"
 
 static void before(void) {

@@ -1,4 +1,4 @@
-/* Another writer ends a lease that is complete, while the owner evicts, puts the next object and remembers its holders. */
+/* Another writer ends a complete lease, while the owner evicts, puts the next object and scans. */
 #define WRITERS 2
 #include "world.h"
 

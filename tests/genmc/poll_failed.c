@@ -1,4 +1,4 @@
-/* A pin that fails, while an object comes into the slot and the writer remembers who holds it. */
+/* A pin that fails, while an object comes into the slot and the owner scans. */
 #include "world.h"
 
 static void writer(void) {

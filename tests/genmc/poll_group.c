@@ -1,4 +1,4 @@
-/* Another writer names the group of its lease, which expects no rank then, while the owner remembers who holds the object. */
+/* Another writer names the group of its lease, which expects no rank then, during scans. */
 #define WRITERS 2
 #define GROUPS 2
 #include "world.h"

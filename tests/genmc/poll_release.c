@@ -1,4 +1,4 @@
-/* A rank reads what it was promised, while the writer remembers who holds the object. */
+/* A rank reads what it was promised, during scans. */
 #include "world.h"
 
 static void before(void) {

@@ -1,4 +1,4 @@
-/* Another writer pins what has left the slot, while the owner puts the next object and remembers who holds it. */
+/* Another writer pins what has left the slot, while the owner puts the next object and scans. */
 #define WRITERS 2
 #include "world.h"
 

@@ -1,4 +1,4 @@
-/* Another writer retires the rank that its lease expects, while the owner remembers who holds the object. */
+/* Another writer retires the rank that its lease expects, during scans. */
 #define WRITERS 2
 #include "world.h"
 

@@ -1,4 +1,4 @@
-/* A writer died with a pin and a lease, and its successor ends them, while the owner remembers who holds the objects. */
+/* A writer died with a pin and a lease, and its successor ends them, during scans. */
 #define WRITERS 2
 #include "world.h"
 

@@ -1,4 +1,4 @@
-/* A pin that fails, while a search yields to a put into the slot, and then remembers who holds that. */
+/* A pin that fails, while a search yields to a put into the slot, and then scans. */
 #include "world.h"
 
 static void put_next(private *p) { put(p, 2, UNIT, UNLEASED); }
