@@ -51,6 +51,8 @@ _AGAIN, _LOOK = 0.001, 0.1
 """Seconds between two looks for room, and between two for what nobody has rung for."""
 _STAMP = 16
 """Digits of the time with which a key starts, so that keys sort by it; the rest is its lane."""
+_PART = 512
+"""Keys that the kernel surely lists in one part: one takes 48 bytes of the 32 KiB that listdir asks for."""
 _GONE = 16
 """After how many puts a producer looks what is gone; it also looks when its arena is full."""
 _queues: "weakref.WeakSet[Queue]" = weakref.WeakSet()
@@ -443,28 +445,30 @@ class Queue:
                 while self._seen:
                     if (found := self._take(self._reader, self._waiting, self._seen.pop(), ack)) is not None:
                         return found
-                self._seen = self._listed()
+                self._seen = [] if self.empty() else self._listed()
             return None
 
     def _listed(self) -> list[str]:
         """Return the keys that wait, the last one first, and of each lane none without those before it.
 
-        A listing may miss a key that is linked while it runs, and have a later one. So a second one follows, and counts
-        up to the last key that the first has of a lane: what was linked before that, the second has, or it is gone.
+        The kernel lists a part at a time, of some 600 keys, each under the folder's lock. A listing of several parts may
+        miss a key that is linked while it runs, and have a later one. So a second one follows, and counts up to the last
+        key that the first has of a lane: what was linked before that, the second has, or it is gone.
         """
-        last = {key[_STAMP:]: key for key in sorted(os.listdir(self._waiting))}
-        if not last:
-            return []
+        keys = sorted(os.listdir(self._waiting))
+        if len(keys) <= _PART:
+            return keys[::-1]
+        last = {key[_STAMP:]: key for key in keys}
         return sorted((key for key in os.listdir(self._waiting) if key <= last.get(key[_STAMP:], "")), reverse=True)
 
     def _take(self, reader: ObjectStoreReader, folder: str, key: str, ack: bool) -> tuple[Any] | None:
         """Take the value, or return None if another consumer has it."""
-        with ExitStack() as end:
+        claim = None
+        try:
             if ack or folder == self._taken:
                 claim = reader.find_or_claim(key, namespace="taken")  # where nothing is stored
                 if claim is None:
                     return None
-                end.callback(claim.end)
                 if not reader.claimed(key, namespace="taken"):  # it keeps nobody out
                     raise RuntimeError("this process has 64 claims: end some, by done() of what was taken with ack")
             if (pin := reader.find(key)) is None:
@@ -474,12 +478,15 @@ class Queue:
                     os.rename(folder + key, self._taken + key) if ack else os.unlink(folder + key)
                 except FileNotFoundError:
                     return None
-                _ring(self._room)
+                if not self._maxsize or self.qsize() <= self._maxsize >> 1:  # whoever is woken puts several
+                    _ring(self._room)
                 value = reader.get(pin.ref)
             if ack:
-                end.pop_all()
-                value = Delivery(value, self._taken + key, claim)
+                value, claim = Delivery(value, self._taken + key, claim), None
             return (value,)
+        finally:
+            if claim is not None:
+                claim.end()
 
     # ---- asking, and the end
 

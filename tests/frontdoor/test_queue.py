@@ -117,6 +117,7 @@ def test_a_listing_that_misses_a_key_of_a_lane_does_not_turn_the_order(
 ) -> None:
     """A folder is listed while keys are linked: it may show a key, and not the one before it."""
     real, hidden = os.listdir, [0]
+    monkeypatch.setattr(module, "_PART", 0)
     for number in range(3):
         queue.put(value(number))
 
