@@ -36,7 +36,7 @@ from contextlib import ExitStack, suppress
 from multiprocessing import context, reduction, util
 from typing import Any, Self
 
-from shmstore.errors import StoreClosedError, StoreFullError, StoreNotFoundError, WriterActiveError
+from shmstore.errors import CorruptStoreError, StoreClosedError, StoreFullError, StoreNotFoundError, WriterActiveError
 from shmstore.places import Folder, folder_of
 from shmstore.refs import ObjectRef
 from shmstore.serde import ObjectSerde
@@ -252,7 +252,7 @@ class Queue:
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
         self._lane, self._stamp, self._look_at = secrets.token_hex(4), 0, 0.0
-        self._held: list[tuple[str, ObjectRef]] = []  # what this process has put and not found gone
+        self._held: dict[str, ObjectRef] = {}  # what this process has put and not found gone
         self._seen: list[str] = []  # what is left of a listing, the next key last
 
     def _close_at_exit(self) -> None:
@@ -320,16 +320,8 @@ class Queue:
                 self._free(writer)
             self._stamp = max(self._stamp + 1, time.monotonic_ns())
             key = f"{self._stamp:0{_STAMP}x}{self._lane}"
-            try:
-                ref = writer.put(key, value, hold=True)
-            except StoreFullError:
-                if not self._free(writer):
-                    return False
-                try:
-                    ref = writer.put(key, value, hold=True)
-                except StoreFullError:
-                    return False
-            self._held.append((key, ref))
+            if not (self._store(writer, key, value) or (self._free(writer) and self._store(writer, key, value))):
+                return False
             os.link(f"{self._folder}/bell", self._waiting + key)
             if 0 < self._maxsize < self.qsize():  # another producer was faster
                 with suppress(FileNotFoundError):
@@ -340,6 +332,13 @@ class Queue:
                 _ring(self._room)  # for another one, whose byte this one may have read
             return True
 
+    def _store(self, writer: ObjectStoreWriter, key: str, value: Any) -> bool:
+        """Store the value, or return False if there is no room."""
+        with suppress(StoreFullError):
+            self._held[key] = writer.put(key, value, hold=True)  # no interrupt comes between: `_free` knows of all
+            return True
+        return False
+
     def _join(self) -> ObjectStoreWriter:
         """Become a producer, and take on what waits in an arena that a dead one has left."""
         if not self._puts:
@@ -347,10 +346,10 @@ class Queue:
         with ExitStack() as end:  # if this fails, the arena is free for the next try
             writer = ObjectStoreWriter.join("values", dir=self._folder, serde=self._serde)
             end.callback(writer.close, unlink=False)
-            there, held = self._there(), []
+            there, held = self._there(), {}
             for key in writer.keys():
                 if key in there:
-                    held.append((key, writer.get_cached(key, hold=True)))
+                    held[key] = writer.get_cached(key, hold=True)
                 else:
                     writer.delete(key)
             with suppress(FileExistsError):
@@ -367,13 +366,13 @@ class Queue:
 
     def _free(self, writer: ObjectStoreWriter) -> bool:
         """End the leases of what is gone, and say if anything was."""
-        there, held = self._there(), self._held
-        self._held = [(key, ref) for key, ref in held if key in there]
-        for key, ref in held:
-            if key not in there:
-                writer.cancel(ref)
-                writer.delete(key)
-        return len(self._held) < len(held)
+        there = self._there()
+        gone = [key for key in self._held if key not in there]
+        for key in gone:
+            writer.cancel(self._held[key])
+            writer.delete(key)
+            del self._held[key]
+        return bool(gone)
 
     # ---- getting
 
@@ -451,9 +450,9 @@ class Queue:
     def _listed(self) -> list[str]:
         """Return the keys that wait, the last one first, and of each lane none without those before it.
 
-        The kernel lists a part at a time, of some 600 keys, each under the folder's lock. A listing of several parts may
-        miss a key that is linked while it runs, and have a later one. So a second one follows, and counts up to the last
-        key that the first has of a lane: what was linked before that, the second has, or it is gone.
+        The kernel lists a part at a time, of some 600 keys, each under the folder's lock. A listing of several parts
+        may miss a key that is linked while it runs, and have a later one. So a second one follows, and counts up to the
+        last key that the first has of a lane: what was linked before that, the second has, or it is gone.
         """
         keys = sorted(os.listdir(self._waiting))
         if len(keys) <= _PART:
@@ -480,7 +479,12 @@ class Queue:
                     return None
                 if not self._maxsize or self.qsize() <= self._maxsize >> 1:  # whoever is woken puts several
                     _ring(self._room)
-                value = reader.get(pin.ref)
+                try:
+                    value = reader.get(pin.ref)
+                except CorruptStoreError:  # it would come for ever
+                    if ack:
+                        os.unlink(self._taken + key)
+                    raise
             if ack:
                 value, claim = Delivery(value, self._taken + key, claim), None
             return (value,)

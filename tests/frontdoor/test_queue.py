@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from shmstore import (
+    CorruptStoreError,
     ObjectTooLargeError,
     PickleSerde,
     Queue,
@@ -30,6 +31,7 @@ from shmstore.frontdoor import queue as module
 from tests.frontdoor import killed
 from tests.frontdoor.killed import consume, number_of, produce, value
 from tests.support import FRESH, raises, run_all
+from tests.test_interrupts import interrupted_at
 
 FORK = multiprocessing.get_context("fork")
 ROOM = 1 << 20
@@ -315,6 +317,22 @@ def test_more_claims_than_there_are_is_an_error_and_loses_nothing(queue: Queue) 
     assert 70 == len(taken) + len([queue.get(timeout=10) for _ in range(queue.qsize())])
 
 
+def test_a_value_that_cannot_be_read_is_an_error_once(folder: Path) -> None:
+    with Queue(ROOM, serde=PickleSerde(), dir=folder) as queue:
+        queue.put(Unpickled())
+        with pytest.raises(CorruptStoreError):
+            queue.get(ack=True)
+        assert queue.empty()
+        assert 0 == free_bytes(queue)
+
+
+class Unpickled:
+    """What raises where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
 # ---- names, and the end
 
 
@@ -556,3 +574,19 @@ def test_a_first_put_that_fails_takes_no_arena(queue: Queue, monkeypatch: pytest
             with pytest.raises(ZeroDivisionError):
                 queue.put(1)
     queue.put(1, timeout=5)
+
+
+def test_an_interrupt_of_a_put_leaves_no_lease(queue: Queue) -> None:
+    def put() -> None:
+        for _ in range(2):
+            queue.put(value(1))
+            queue.get()
+        queue._free(queue._writer)  # type: ignore[arg-type]
+
+    queue.put(value(0))
+    number = 1
+    while interrupted_at(number, put, module.__file__, only=["_put", "_store", "_free"]):
+        drained(queue)
+        assert 0 == free_bytes(queue), f"interrupted at {number}"
+        number += 1
+    assert number > 10
