@@ -39,9 +39,9 @@ from typing import Any, Self
 from shmstore.errors import CorruptStoreError, StoreClosedError, StoreFullError, StoreNotFoundError, WriterActiveError
 from shmstore.places import Folder, folder_of
 from shmstore.refs import ObjectRef
-from shmstore.serde import ObjectSerde
+from shmstore.serde import Encoded, ObjectSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from shmstore.store.arguments import checked_name, int_of, seconds_of, size_of
+from shmstore.store.arguments import checked_name, int_of, seconds_of, serde_of, size_of
 from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
 
 __all__ = ["Delivery", "Queue"]
@@ -167,6 +167,19 @@ def _pauses(timeout: float | None, longest: float, error: type[Exception]) -> It
             raise error
 
 
+class _Once:
+    """A serializer of lists of one value, which it takes apart once, however often it is put."""
+
+    def __init__(self, serde: ObjectSerde) -> None:
+        self._encode, self.fill, self.decode, self.layout = serde.encode, serde.fill, serde.decode, serde.layout
+
+    def encode(self, value: Any) -> Encoded:
+        if len(value) == 1:
+            value.append(self._encode(value[0]))
+        encoded: Encoded = value[1]
+        return encoded
+
+
 class Delivery:
     """A value taken with `ack`, which comes again if its process dies, or if this is garbage, before `done`.
 
@@ -218,7 +231,8 @@ class Queue:
         serde: ObjectSerde | None = None,
         dir: Folder | None = None,
     ) -> None:
-        self._maxsize, self._serde, self._named = int_of("maxsize", maxsize, 0, 1 << 62), serde, name is not None
+        self._maxsize = int_of("maxsize", maxsize, 0, 1 << 62)
+        self._serde, self._named = serde_of(serde), name is not None
         capacity = size_of("capacity", capacity, MAX_CAPACITY)
         processes = int_of("processes", processes, 1, MAX_WRITERS)
         self._folder = folder_of(dir)
@@ -292,21 +306,24 @@ class Queue:
         Raises `queue.Full`, and as `ObjectStoreWriter.put` does for a value that the serializer refuses or that is too
         large. A value of several processes' `capacity` in all has room if that of this process has.
         """
-        again = False
+        again, one = False, [value]
         for pause in _pauses(timeout, _AGAIN, queue.Full):
-            if self._put(value, again):
+            if self._put(one, again):
                 return
             _wait(self._room, pause)
             again = True
 
     async def aput(self, value: Any, timeout: float | None = None) -> None:
-        """Put, and let other tasks run while there is no room."""
+        """Put, and let other tasks run while there is no room, and while the first put reserves it."""
+        if self._writer is None:
+            await asyncio.to_thread(self._begin)
+        one = [value]
         for pause in _pauses(timeout, _AGAIN, queue.Full):
-            if self._put(value):
+            if self._put(one):
                 return
             await asyncio.sleep(pause)
 
-    def _put(self, value: Any, again: bool = False) -> bool:
+    def _put(self, one: list[Any], again: bool = False) -> bool:
         """Put the value, or return False if there is no room; `again` after a wait for it."""
         with self._putting:
             self._open()
@@ -320,7 +337,7 @@ class Queue:
                 self._free(writer)
             self._stamp = max(self._stamp + 1, time.monotonic_ns())
             key = f"{self._stamp:0{_STAMP}x}{self._lane}"
-            if not (self._store(writer, key, value) or (self._free(writer) and self._store(writer, key, value))):
+            if not (self._store(writer, key, one) or (self._free(writer) and self._store(writer, key, one))):
                 return False
             os.link(f"{self._folder}/bell", self._waiting + key)
             if 0 < self._maxsize < self.qsize():  # another producer was faster
@@ -332,19 +349,24 @@ class Queue:
                 _ring(self._room)  # for another one, whose byte this one may have read
             return True
 
-    def _store(self, writer: ObjectStoreWriter, key: str, value: Any) -> bool:
+    def _store(self, writer: ObjectStoreWriter, key: str, one: list[Any]) -> bool:
         """Store the value, or return False if there is no room."""
         with suppress(StoreFullError):
-            self._held[key] = writer.put(key, value, hold=True)  # no interrupt comes between: `_free` knows of all
+            self._held[key] = writer.put(key, one, hold=True)  # no interrupt comes between: `_free` knows of all
             return True
         return False
+
+    def _begin(self) -> None:
+        with self._putting:
+            self._open()
+            self._writer or self._join()
 
     def _join(self) -> ObjectStoreWriter:
         """Become a producer, and take on what waits in an arena that a dead one has left."""
         if not self._puts:
             self._puts.append(_locked(self._waiting))
         with ExitStack() as end:  # if this fails, the arena is free for the next try
-            writer = ObjectStoreWriter.join("values", dir=self._folder, serde=self._serde)
+            writer = ObjectStoreWriter.join("values", dir=self._folder, serde=_Once(self._serde))
             end.callback(writer.close, unlink=False)
             there, held = self._there(), {}
             for key in writer.keys():

@@ -14,12 +14,14 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from shmstore import (
     CorruptStoreError,
+    ObjectStoreWriter,
     ObjectTooLargeError,
     PickleSerde,
     Queue,
@@ -224,6 +226,30 @@ def test_a_full_arena_waits_for_views_and_says_full_until_then(queue: Queue) -> 
     threading.Timer(0.05, held.clear).start()
     queue.put(half, timeout=30)
     assert 1 == queue.qsize()
+
+
+def test_a_put_that_waits_for_room_pickles_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Queue(ROOM, serde=PickleSerde(), dir=folder) as queue:
+        queue.put(bytes(ROOM // 2))
+        pickled = Mock(side_effect=pickle.dumps)
+        monkeypatch.setattr(pickle, "dumps", pickled)
+        with pytest.raises(standard.Full):
+            queue.put(bytes(ROOM // 2), timeout=0.1)
+        assert 1 == pickled.call_count
+
+
+def test_tasks_go_on_while_a_first_put_reserves(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    went_on, real = threading.Event(), ObjectStoreWriter.join
+    monkeypatch.setattr(ObjectStoreWriter, "join", lambda *args, **kw: went_on.wait(10) and real(*args, **kw))
+
+    async def both() -> None:
+        putting = asyncio.create_task(queue.aput(1))
+        await asyncio.sleep(0.01)
+        went_on.set()
+        await putting
+
+    asyncio.run(both())
+    assert 1 == queue.get(timeout=10)
 
 
 def test_a_get_waits_for_a_put_and_no_longer_than_its_timeout(queue: Queue) -> None:
