@@ -22,6 +22,7 @@ removed.
 import asyncio
 import errno
 import fcntl
+import glob
 import os
 import queue
 import secrets
@@ -90,6 +91,16 @@ def _remove_unused(folder: str) -> None:
         _is_unused(folder, remove=True)
 
 
+def dead_queues(dir: Folder | None = None, remove: bool = False) -> list[str]:
+    """Return the folders of the queues without a name whose processes have all died; with `remove`, remove them."""
+    found = []
+    for path in sorted(glob.glob(f"{glob.escape(folder_of(dir))}/{_PREFIX}*")):
+        with suppress(OSError):  # another process is faster, or another user's
+            if _is_unused(path, remove):
+                found.append(path)
+    return found
+
+
 def _drop(puts: list[int], bell: int) -> None:
     """Say that this process puts no more, and wake who iterates."""
     if puts:
@@ -111,9 +122,7 @@ def _wait(fifo: int, seconds: float) -> None:
 
 def _made(parent: str, capacity: int, processes: int) -> tuple[str, int]:
     """Make a queue without a name; return its folder and its lock. First remove those whose processes have died."""
-    for name in os.listdir(parent):
-        if name.startswith(_PREFIX):
-            _remove_unused(os.path.join(parent, name))
+    dead_queues(parent, remove=True)
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
         with suppress(FileNotFoundError):  # another process has taken it for a dead one's

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
+from shmstore import ObjectStoreReader, ObjectStoreWriter, Queue, RankInUseError, WriterActiveError
 from shmstore.bindings import inspect as native
 from shmstore.cli.commands import gc
 from shmstore.files import PREFIX, holders
@@ -252,3 +252,15 @@ def test_what_a_server_that_is_gone_had_hides_no_holder_and_no_store(
             patch.setattr(os, "readlink", gone)
             assert found == holders(info.device, info.inode)
             assert [] == find_segments(dir=tmp_path)
+
+
+def test_a_queue_of_the_dead_is_shown_and_removed_and_others_stay(folder: Path) -> None:
+    with Queue("1 MiB", dir=folder), Queue("1 MiB", dir=folder, name="named"):
+        dead = folder / "shmstore-queue-dead"
+        (dead / "waiting").mkdir(parents=True)
+        assert [str(dead)] == piped("gc", "--json", "--dir", str(folder)).json["queues"]
+        for option, said in ((), "would be removed\nadd --yes to remove\n"), (("--yes",), "removed\n"):
+            assert f"{dead}: a queue whose processes are dead, {said}" == piped("gc", "--dir", str(folder), *option).out
+        assert not dead.exists()
+        assert 2 == len(os.listdir(folder))
+    Queue.unlink("named", dir=folder)

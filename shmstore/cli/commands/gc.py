@@ -9,18 +9,21 @@ from shmstore.cli.commands.ls import owner
 from shmstore.cli.commands.tables import cell, make_console, make_table
 from shmstore.errors import ShmStoreError
 from shmstore.files import holders
+from shmstore.frontdoor.queue import dead_queues
 from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import find_segments, look_at, remove_segment, settled
 
 _RECOVERABLE = "could be recovered"
 _RECOVERABLE_ELSEWHERE = "another version may recover it"
+_ADD = "add --yes to remove"
 _EPHEMERAL = "ephemeral: its name was generated; the next `create` removes it"
 
 _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.
 
 If the writer is dead, --yes removes a segment unless a process still maps it, or ObjectStoreWriter.open(NAME, ...)
-could recover it. So it removes unfinished creations, damaged segments, and stores with generated names.
+could recover it. So it removes unfinished creations, damaged segments, stores with generated names, and
+without NAME the folders of queues without a name.
 
 --yes --force NAME also removes a store that is mapped or could be recovered: a process that maps it keeps its pages
 until it ends. A NAME that is not a store ends the command before anything is removed."""
@@ -89,11 +92,17 @@ def _run(arguments: argparse.Namespace) -> int:
             candidate.removed = True
         except (ShmStoreError, OSError) as error:
             status = complain("gc", f"{candidate.segment.name}: {error}")
+    queues = [] if arguments.names else dead_queues(arguments.dir, remove=arguments.yes)
     if arguments.json:
-        print_json({"ok": status == EXIT_OK, "segments": candidates})
-    elif candidates:
+        print_json({"ok": status == EXIT_OK, "segments": candidates, "queues": queues})
+        return status if status == EXIT_OK else EXIT_WRONG
+    for folder in queues:
+        print(f"{folder}: a queue whose processes are dead, {'removed' if arguments.yes else 'would be removed'}")
+    if candidates:
         _print(candidates, arguments)
-    elif not arguments.names:
+    elif queues and not arguments.yes:
+        print(_ADD)
+    elif not queues and not arguments.names:
         print("no segments of dead writers")
     return status if status == EXIT_OK else EXIT_WRONG
 
@@ -119,7 +128,7 @@ def _print(candidates: list[_Candidate], arguments: argparse.Namespace) -> None:
         table.add_row(cell(info.name), owner(info), size(info.allocated_bytes), age(since), info.state, verdict)
     console.print(table)
     if not arguments.yes and any(not candidate.kept_because for candidate in candidates):
-        print("add --yes to remove")
+        print(_ADD)
     if any(_RECOVERABLE in candidate.kept_because for candidate in candidates):
         print("could be recovered: ObjectStoreWriter.open(NAME, ...) takes it over, gc --yes --force NAME removes it")
 
