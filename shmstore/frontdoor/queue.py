@@ -508,8 +508,7 @@ class Queue:
                     os.rename(folder + key, self._taken + key) if ack else os.unlink(folder + key)
                 except FileNotFoundError:
                     return None
-                if not self._maxsize or self.qsize() <= self._maxsize >> 1:  # whoever is woken puts several
-                    _ring(self._room)
+                _ring(self._room)
                 try:
                     value = reader.get(pin.ref)
                 except CorruptStoreError:  # it would come for ever
