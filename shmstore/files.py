@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from stat import S_ISREG
 from typing import Final, Literal
 
 from shmstore.bindings import inspect as native
@@ -164,11 +165,14 @@ def _not_opened(place: str, state: FileState) -> SegmentFile:
         raise no_store(place) from None
     except OSError as error:
         raise _no_file(place, error) from None
+    problem = f"belongs to user {stat.st_uid}" if state == "unreadable" else _FOREIGN[1]
+    if not S_ISREG(stat.st_mode):
+        problem = "not a regular file, as a store is: pass the file itself, not a link or a folder"
     return SegmentFile(
         name=name,
         dir=folder,
         state=state,
-        problem=f"belongs to user {stat.st_uid}" if state == "unreadable" else _FOREIGN[1],
+        problem=problem,
         file_bytes=stat.st_size,
         allocated_bytes=stat.st_blocks * 512,
         device=stat.st_dev,

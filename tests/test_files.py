@@ -70,5 +70,6 @@ def test_what_is_not_a_regular_file_is_foreign(make: Callable[[Path], None]) -> 
     try:
         file = classify(path.name)
         assert ("foreign", False) == (file.state, file.recoverable)
+        assert "not a regular file" in str(file.problem)
     finally:
         path.rmdir() if path.is_dir() else path.unlink()
