@@ -39,7 +39,10 @@ def read_url(url: str, options: dict[str, Any]) -> "tuple[_Make, SplitResult, di
     """Return what `open_tier` calls for a URL, and with what; the same ValueErrors, without the back end's package."""
     parts = _split(url)
     if parts.scheme not in _SCHEMES:
-        raise ValueError(f"the URL of a tier must start with one of {', '.join(_SCHEMES)}, not {shown(parts.scheme)}")
+        schemes = ", ".join(_SCHEMES)
+        raise ValueError(
+            f"the scheme of a tier's URL must be one of {schemes}, as in file:///directory, not {shown(parts.scheme)}"
+        )
     make, known = _SCHEMES[parts.scheme]
     texts = parse_qsl(parts.query, keep_blank_values=True)
     given = dict(texts)

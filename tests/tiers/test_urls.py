@@ -81,7 +81,7 @@ def test_options_of_a_url_become_arguments(url: str, arguments: tuple[Any, ...],
     ("url", "names"),
     [
         ("http://host", ["'http'", "file, redis, rediss, unix, mooncake"]),
-        ("/directory", ["''", "file"]),
+        ("/directory", ["scheme", "''", "file:///directory"]),
         ("file:///a?capacity=5", ["'capacity'", "options of file:// are timeout"]),
         ("file:///a?timeout=5&timeout=5", ["timeout", "twice"]),
         ("redis://host?expire=5G", ["expire", "a whole number", "'5G'"]),
