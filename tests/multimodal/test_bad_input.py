@@ -97,12 +97,15 @@ def test_a_processor_cache_names_wrong_input_and_has_changed_nothing(p0: Any, ba
     assert before == state(p0)
 
 
-def test_different_lengths_change_nothing_either_way(p0: Any, receive: Any) -> None:
+def test_other_than_one_item_for_each_hash_changes_nothing(p0: Any, receive: Any) -> None:
     before = state(p0)
     for items, mm_hashes in ((1, ["new", "old"]), (2, ["new"]), (0, ["new"]), (1, [])):
         for call, one in ((p0.get_and_update, GOOD), (receive, item(2))):
             with raises(ValueError, names=(f"{items} items", f"{len(mm_hashes)} hashes")):
                 call([one, None][:items], mm_hashes)
+    for call in (p0.get_and_update, receive):
+        with raises(TypeError, names=("mm_items", "None")):
+            call(None, ["new"])
     assert [[]] * 3 == [p0.get_and_update([], []), p0.is_cached([]), receive([], [])]
     assert before == state(p0)
     with pytest.raises(CacheMissError):

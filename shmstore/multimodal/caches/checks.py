@@ -22,8 +22,13 @@ def check_known(items: Sequence[object], mm_hashes: Sequence[str], known: Callab
 
 
 def check_pairs(items: Sequence[object], mm_hashes: Sequence[str], check: Callable[[Any, str], None]) -> None:
-    """Raise ValueError if the lengths differ, the errors of `checked_hashes`, and those of `check(item, mm_hash)`."""
+    """Raise TypeError if `items` has no length, ValueError if the lengths differ, and the errors of the other checks.
+
+    These are `checked_hashes`, and `check(item, mm_hash)` of each pair.
+    """
     checked_hashes(mm_hashes)
+    if not hasattr(items, "__len__"):
+        raise TypeError(f"mm_items must be a sequence of an item or None for each hash, not {kind_of(items)}")
     if len(items) != len(mm_hashes):
         raise ValueError(f"{len(items)} items but {len(mm_hashes)} hashes; pass one hash for each item")
     for item, mm_hash in zip(items, mm_hashes, strict=True):
