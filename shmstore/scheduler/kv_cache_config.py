@@ -26,7 +26,7 @@ def item_size(dtype: Any, name: str = "dtype") -> int:
         try:
             size = _ITEM_SIZES[known] if known in _ITEM_SIZES else np.dtype(known).itemsize
         except TypeError as error:
-            raise ValueError(f"{name} must be a dtype, not {shown(dtype)}") from error
+            raise ValueError(f"{name} must be a dtype or its name, such as 'bfloat16', not {shown(dtype)}") from error
     if size < 1:
         raise ValueError(f"{name} must have elements of at least one byte: {shown(dtype)}")
     return size

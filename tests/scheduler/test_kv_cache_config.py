@@ -21,6 +21,7 @@ from shmstore.scheduler import (
     SlidingWindowSpec,
     make_kv_cache_config,
 )
+from tests.support import raises
 
 
 def full(block_size: int = 16, heads: int = 4, window: int | None = None) -> FullAttentionSpec:
@@ -40,6 +41,11 @@ def test_pages_are_keys_and_values_of_a_block(dtype: Any) -> None:
     assert 16 * 4 * 8 * itemsize == MLAAttentionSpec(16, 4, 8, dtype).page_size_bytes
     assert 2 * 16 * 4 * 8 * itemsize == SlidingWindowSpec(16, 4, 8, dtype, 32).page_size_bytes
     assert (3 * 5 * 2 + 7 * 4) == MambaSpec(16, ((3, 5), (7,)), (dtype, "float32")).page_size_bytes
+
+
+def test_a_dtype_that_is_none_is_refused_with_an_example() -> None:
+    with raises(ValueError, names=("dtype", "'bf17'", "'bfloat16'")):
+        FullAttentionSpec(16, 4, 8, "bf17")
 
 
 def test_specs_are_frozen_values() -> None:
