@@ -254,7 +254,7 @@ def foreign(place: str, may_allow: bool = True, allow_uid: int = native.OWN_UID)
             hint = f"chmod 600 {path} if nobody else needs it"
             error = ForeignStoreError(f"{what}: others than its owner may open it", hint=hint)
         if may_allow and os.access(path, os.R_OK | os.W_OK, effective_ids=True):  # else it cannot help
-            error.hint += f", or pass allow_uid={uid} if you trust whoever may write to it"
+            error.hint += f", or pass allow_uid={uid}, or --allow-uid {uid} to a command, if you trust all its writers"
         elif mode & 0o060 == 0o060:
             error.hint += f", or as a member of group {seen.st_gid} (of a pod: supplementalGroups)"
     return error

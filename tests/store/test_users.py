@@ -129,7 +129,7 @@ def test_a_member_reads_writes_and_takes_over_and_an_outsider_is_refused_at_ever
     as_user(OUTSIDER, send)
     (hint,) = set(as_user(OUTSIDER, lambda: refused(allow_uid=OWNER)))
     assert f"group {GROUP}" in hint
-    assert all(f"allow_uid={OWNER}" in hint for hint in as_user(MEMBER, refused))
+    assert all(f"allow_uid={OWNER}, or --allow-uid {OWNER} to a command," in hint for hint in as_user(MEMBER, refused))
 
 
 def test_another_users_symbolic_link_is_named_as_theirs(folder: Path) -> None:
