@@ -8,6 +8,8 @@ from pathlib import Path
 
 from shmstore.bindings._shmstore import lib
 
+from shmstore.store import ObjectStoreWriter
+
 HEADER = (Path(__file__).resolve().parents[1] / "csrc" / "store" / "layout.h").read_text()
 SIZES: dict[str, int] = {"uint8_t": 1, "uint64_t": 8}
 SIZES |= {of: int(n) for of, n in re.findall(r"sizeof\((shms_\w+)\) == (\d+)", HEADER)}
@@ -29,3 +31,11 @@ def fields(table: str, at: int = 0) -> dict[str, int]:
 SUPERBLOCK = fields("shms_superblock", 0)
 FIELDS = SUPERBLOCK | fields("shms_layout", SUPERBLOCK.pop("layout")) | fields("shms_writer_table", mmap.PAGESIZE)
 """Offsets in the file of the words of the superblock and of the first writer's table."""
+
+
+def make_of_another_version(path: Path) -> None:
+    """Make a store in /dev/shm, as a version with another layout would have made it."""
+    ObjectStoreWriter.open(path.name, capacity=1 << 16, n_readers=1).close()
+    with path.open("r+b") as file:
+        file.seek(FIELDS["stamp"])
+        file.write(b"\xff" * 8)

@@ -1,4 +1,4 @@
-"""A plug-in of SGLang that counts what the encoder makes; an entry point that `environment` writes names it."""
+"""A plug-in of SGLang that counts what processors and encoders make; `environment` writes its entry point."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 CALLS, HOLD = "ENCODER_CALLS", "ENCODER_HOLD"
 """The variables with the file that has a digit for each item, its rank, and with the one that holds an encoder."""
+PROCESSED = b"p"
+"""What is written for each image that a tokenizer process has processed."""
+_QWEN = "sglang.srt.multimodal.processors.qwen_vl.QwenVLImageProcessor"
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -28,10 +31,22 @@ def calls(folder: Path, rank: int = 0) -> int:
     return (folder / "calls").read_bytes().count(b"%d" % rank)
 
 
+def processed(folder: Path) -> int:
+    """Return how many images the tokenizer processes of all engines of this folder have begun to process."""
+    return (folder / "calls").read_bytes().count(PROCESSED)
+
+
 def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    HookRegistry.register(f"{_QWEN}.prepare_artifact_batch", count_processed, HookType.AROUND)
     HookRegistry.register("sglang.srt.managers.mm_schedule.init_mm_embedding_cache", count, HookType.AFTER)
+
+
+def count_processed(real: Any, ours: Any, entries: list[Any], **more: Any) -> Any:
+    with open(os.environ[CALLS], "ab") as file:
+        file.write(PROCESSED * len(entries))
+    return real(ours, entries, **more)
 
 
 def count(*_: Any) -> None:

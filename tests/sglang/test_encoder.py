@@ -204,7 +204,7 @@ def test_a_store_that_is_full_or_removed_costs_no_answer_and_one_line(host: Host
         expected = one.ask([0], [1])
         assert expected == one.ask([0], [1])
         assert 2 == host.encoded()
-        assert 1 == said(one, "an encoder output was not stored")
+        assert 1 == said(one, "some encoder outputs were not stored")
         Path("/dev/shm", host.name).unlink()
         one.ask([2])
         one.ask([3])

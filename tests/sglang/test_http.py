@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.store import ObjectStoreWriter
 from tests.sglang.conftest import left_of
+from tests.sglang.counting import environment, processed
 from tests.sglang.engine import SETTINGS, picture
 from tests.support import store_name
 from tests.vllm.inputs import IMAGE, chat, message, photograph
@@ -94,3 +96,33 @@ def test_two_processes_store_a_picture_once_and_no_lease_is_left(flag: str, mode
             assert (1, 0) == (facts.puts, facts.open_leases)
             assert facts.hits >= 8 * 3
     assert [] == left_of(pid, "shmstore")
+
+
+def test_servers_process_an_image_once_in_all_and_find_the_work_of_a_killed_one(model: Path, tmp_path: Path) -> None:
+    """Each has two tokenizer processes."""
+    name = store_name()
+    options = json.dumps({"store": name, "capacity_gb": 0.0625})
+    env = environment(tmp_path) | {"SHMSTORE_SGLANG_PREPROCESS": options}
+    flags = ("--tokenizer-worker-num", "2", "--mm-preprocess-cache-size-mb", "64", "--enable-metrics")
+
+    def asked(ask: Ask, number: int) -> list[int]:
+        sampling = {"max_new_tokens": 2, "temperature": 0}
+        body = {"text": chat(IMAGE, "what is this"), "image_data": picture(number), "sampling_params": sampling}
+        tokens: list[int] = json.loads(ask("/generate", body))["output_ids"]
+        return tokens
+
+    with server(model, tmp_path, *flags, **env) as (pid, one), server(model, tmp_path, *flags, **env) as (_, two):
+        said = [asked(one, number) for number in (1, 2) * 4]
+        assert said == said[:2] * 4
+        assert said[:2] == [asked(two, number) for number in (1, 2)]
+        assert 2 == processed(tmp_path)
+        new = asked(one, 3)
+        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for process in tree:
+            process.kill()
+        psutil.wait_procs(tree)
+        assert new == asked(two, 3)
+        assert 3 == processed(tmp_path)
+        hits = re.findall(r"^shmstore_preprocess_hits_total\S+ (\S+)", two("/metrics"), re.MULTILINE)
+        assert ["3.0"] == hits
+    ObjectStoreWriter.unlink(name)

@@ -38,9 +38,9 @@ APART = "1 if the engine shares encoder outputs with no other until its restart,
 """What the gauge `apart` says."""
 
 
-def open_store(settings: Settings) -> ObjectStoreWriter | None:
+def open_store(settings: Settings, kind: str = KIND, what: str = "encoder outputs") -> ObjectStoreWriter | None:
     """Open the store, or make it; None if as many engines store as it has parts."""
-    quota = None if settings.quota_gb is None else {KIND: settings.quota_gb / settings.capacity_gb}
+    quota = None if settings.quota_gb is None else {kind: settings.quota_gb / settings.capacity_gb}
     try:
         writer = ObjectStoreWriter.open(
             settings.store,
@@ -51,7 +51,7 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
             **settings.store_options,
         )
     except WriterActiveError as error:
-        _log.warning("encoder outputs are read from store %s, and none are stored: %s", settings.store, error)
+        _log.warning("%s are read from store %s, and none are stored: %s", what, settings.store, error)
         return None
     except StoreSpaceError as error:
         error.hint = (
@@ -59,7 +59,7 @@ def open_store(settings: Settings) -> ObjectStoreWriter | None:
             "mount, sizeLimit, --shm-size); or use a smaller one, and if there is a store " + made_again(settings)
         )
         raise
-    _log.info("encoder outputs go through store %s of shmstore; this engine's part has %d", settings.store, len(writer))
+    _log.info("%s go through store %s of shmstore; this engine's part has %d", what, settings.store, len(writer))
     return writer
 
 
@@ -82,6 +82,8 @@ def _commit(output: Any, event: Any, place: Reservation, claim: Claim | None) ->
 class Outputs:
     """What one process has of the store."""
 
+    kind, what = KIND, "encoder outputs"
+
     def __init__(
         self, settings: Settings, device: str, *, stores: bool = True, reads: bool = True, views: bool = False
     ) -> None:
@@ -92,7 +94,7 @@ class Outputs:
         self._figures: Counter[str] = Counter()
         self._warned: set[str] = set()
         self._pool = ThreadPoolExecutor(1, "shmstore-copies")  # since no step may follow the one that has begun a copy
-        self._writer = open_store(settings) if stores else None
+        self._writer = open_store(settings, self.kind, self.what) if stores else None
         self._only_reads = stores and self._writer is None
         if self._writer is not None:
             self._evicted = self._writer.stats().evictions
@@ -130,36 +132,42 @@ class Outputs:
         """Store an output, and end the claim on it when that is done; the engine goes on if it cannot be stored."""
         if self._writer is None:
             if self._only_reads:
-                self._figures["unstored"] += 1
+                self.count("unstored")
             return
         if file_of(self._writer) != self._file:
             self.warn(
-                "store %s, or its folder, was removed, and no other engine finds these outputs: start anew",
+                "store %s, or its folder, was removed, and no other engine finds these %s: start anew",
                 self._settings.store,
+                self.what,
             )
         try:
-            place = self._begin(self._writer, key, namespace, output)
-            if output.device.type == "cuda":
-                self._pool.submit(_commit, output, download(output, place.value), place, claim)
+            if self._put(self._writer, key, namespace, output, claim):
                 claim = None
-            else:
-                place.value.copy_(output)
-                place.commit()
         except ObjectExistsError:
             return
         except ShmStoreError as error:  # full or too large
-            self._figures["refused"] += 1
+            self.count("refused")
             more = f"for a larger capacity_gb or quota_gb, {made_again(self._settings)}"
-            self.warn("an encoder output was not stored, and others may not be: %s (%s)", error.message, more)
+            self.warn("some %s were not stored, and others may not be: %s (%s)", self.what, error.message, more)
             return
         finally:
             if claim is not None:
                 claim.end()
-        self._figures["stored"] += 1
-        self._figures["stored_bytes"] += output.nbytes
+        self.count("stored")
         if new := self._writer.stats().evictions - self._evicted:
-            self._figures["evicted"] += new
+            self.count("evicted", new)
             self._evicted += new
+
+    def _put(self, writer: ObjectStoreWriter, key: str, namespace: str, output: Any, claim: Claim | None) -> bool:
+        """Store an output; return whether that goes on, and then ends the claim."""
+        place = self._begin(writer, key, namespace, output)
+        self.count("stored_bytes", output.nbytes)
+        if output.device.type == "cuda":
+            self._pool.submit(_commit, output, download(output, place.value), place, claim)
+            return True
+        place.value.copy_(output)
+        place.commit()
+        return False
 
     def _begin(self, writer: ObjectStoreWriter, key: str, namespace: str, output: Any) -> Reservation:
         """Take space for an output, in the place of something else that is no such output."""

@@ -8,6 +8,7 @@ and private to it. A tensor for which the store has no room goes by SGLang's own
     SHMSTORE_SGLANG_GB    size of the store in GiB (4)
     SHMSTORE_SGLANG_STORE a name for the store, which then outlives its server, and the next one takes it over
     SHMSTORE_SGLANG_ENCODER  options of a store of encoder outputs for all engines of the host, in JSON; see `encoder`
+    SHMSTORE_SGLANG_PREPROCESS  the same for what tokenizer processes make of images; see `preprocess`
 
 The process at the top compares SGLang's version, and the calls between SGLang and the plug-in, with what is known
 (`compare`), and leaves its verdict in the environment, so that all processes which it starts agree. If they differ,
@@ -37,6 +38,7 @@ STORE = "SHMSTORE_SGLANG_STORE"
 RUN = "SHMSTORE_SGLANG_RUN"
 """The variable with the name of the store that several tokenizer processes share, if none was chosen."""
 ENCODER = "SHMSTORE_SGLANG_ENCODER"
+PREPROCESS = "SHMSTORE_SGLANG_PREPROCESS"
 
 
 def register() -> None:
@@ -58,10 +60,14 @@ def register() -> None:
         pointer.install()
         if top:
             pointer.install_on_top()
-        if encoder_settings() is not None:
+        if settings(ENCODER) is not None:
             from shmstore.integrations.sglang import encoder
 
             encoder.install()
+        if settings(PREPROCESS) is not None:
+            from shmstore.integrations.sglang import preprocess
+
+            preprocess.install()
 
 
 def capacity() -> int:
@@ -73,9 +79,9 @@ def capacity() -> int:
     raise ValueError(f"{GIB} must be a number of GiB above 0, not {chosen!r}")
 
 
-def encoder_settings() -> Settings | None:
-    """Return the settings of the store of encoder outputs, if there is one; ValueError if the variable says none."""
-    if not (chosen := os.environ.get(ENCODER)):
+def settings(variable: str) -> Settings | None:
+    """Return the settings of a store for all engines, if there is one; ValueError if the variable says none."""
+    if not (chosen := os.environ.get(variable)):
         return None
     from shmstore.integrations.encoder.settings import Settings
 
@@ -83,8 +89,10 @@ def encoder_settings() -> Settings | None:
     with suppress(ValueError):
         options = json.loads(chosen)
     if not isinstance(options, dict):
-        raise ValueError(f'{ENCODER} must be JSON such as {{"store": "mm-encoder", "capacity_gb": 16}}, not {chosen!r}')
-    return Settings.parse(options, ENCODER)
+        raise ValueError(
+            f'{variable} must be JSON such as {{"store": "mm-encoder", "capacity_gb": 16}}, not {chosen!r}'
+        )
+    return Settings.parse(options, variable)
 
 
 def _decide() -> bool:
@@ -93,7 +101,9 @@ def _decide() -> bool:
     from shmstore.store.orphans import remove_dead
 
     capacity()  # a wrong setting is an error now, and not at the first image
-    known = compare.FEATURES + (compare.ENCODER if encoder_settings() is not None else ())
+    known = compare.FEATURES
+    for variable, more in ((ENCODER, compare.ENCODER), (PREPROCESS, compare.PREPROCESS)):
+        known += more if settings(variable) is not None else ()
     if (problem := compare.difference(known)) is not None:
         _log.warning("shmstore stays out, and SGLang uses its own files: %s", problem)
         return False

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from shmstore.integrations import compare
 from shmstore.integrations.compare import Has, Uses
 
-__all__ = ["ENCODER", "FEATURES", "KNOWN", "UPDATES", "difference"]
+__all__ = ["ENCODER", "FEATURES", "KNOWN", "PREPROCESS", "UPDATES", "difference"]
 
 KNOWN = ">=0.5.22,<0.5.24"
 _MM_UTILS, _MSGPACK = "srt.managers.mm_utils", "srt.utils.msgpack_utils"
@@ -89,6 +89,28 @@ ENCODER: tuple[Has | Uses, ...] = (
 )
 """For encoder outputs."""
 
+_CACHE = "srt.multimodal.cache.preprocess_cache:MultimodalPreprocessCache"
+_MIXIN = "srt.multimodal.media_artifacts.base:MediaArtifactCacheMixin"
+PREPROCESS: tuple[Has | Uses, ...] = (
+    Has(
+        _MIXIN,
+        """_compute_cache_misses(
+            misses_to_compute first_index_by_key snapshots previous_metadata resolved_by_key modality
+        ) _get_cached_artifact(key content_digest modality allow_featureless) validate_artifact(artifact entry)""",
+    ),
+    Uses(f"{_MIXIN}.prepare_media_artifacts", "self._compute_cache_misses self._get_cached_artifact wait_for_miss"),
+    Uses(f"{_MIXIN}._compute_cache_misses", "cache_value complete_miss fail_miss validate_artifact"),
+    Has(_CACHE, "complete_miss(miss value cache_value size_bytes) fail_miss(miss error) pop(key)"),
+    Has(
+        "srt.multimodal.media_artifacts.base:MediaArtifactInput", "__init__(content_digest artifact_key modality media)"
+    ),
+    Has("srt.server_args:ServerArgs", "device model_path revision tokenizer_mode trust_remote_code"),
+    Has("srt.runtime_context", "get_model() get_parallel() get_server_args() get_serving() process_model_config()"),
+    Has("srt.utils.common", "find_local_repo_dir(repo_id revision)"),
+    Uses("srt.managers.tokenizer_manager:get_processor_wrapper", "get_model get_serving model_path tokenizer_path"),
+)
+"""For what tokenizer processes make of images."""
+
 
 def difference(known: Iterable[Has | Uses] = FEATURES) -> str | None:
     """Return the first difference between the SGLang of this process and what is known of it; None if there is none."""
@@ -96,4 +118,8 @@ def difference(known: Iterable[Has | Uses] = FEATURES) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(compare.main("sglang", KNOWN, {"features": FEATURES, "encoder outputs": ENCODER}))
+    sys.exit(
+        compare.main(
+            "sglang", KNOWN, {"features": FEATURES, "encoder outputs": ENCODER, "preprocessed media": PREPROCESS}
+        )
+    )

@@ -38,7 +38,7 @@ from shmstore.integrations.encoder.attaching import WRONG, stored_tensor
 from shmstore.integrations.encoder.namespace import namespace_of
 from shmstore.integrations.encoder.outputs import APART, FIGURES, Outputs
 from shmstore.integrations.encoder.settings import Settings
-from shmstore.integrations.sglang import encoder_settings
+from shmstore.integrations.sglang import ENCODER, settings
 from shmstore.integrations.sglang.compare import UPDATES
 from shmstore.multimodal.values.hashing import hash_item
 from shmstore.refs import ObjectRef
@@ -268,14 +268,19 @@ class Sharing:
 
 @functools.cache
 def _metrics() -> dict[str, Any]:
-    """Return the counters and the gauge for `/metrics`, if SGLang has any; it sets a variable before the import."""
+    return metrics("encoder", FIGURES, {"apart": APART}, engine=str(get_parallel().dp_rank or 0))
+
+
+def metrics(part: str, figures: dict[str, str], gauges: dict[str, str], **labels: str) -> dict[str, Any]:
+    """Return the counters and gauges for `/metrics`, if SGLang has any; it sets a variable before the import."""
     if "prometheus_client" not in sys.modules:
         return {}
     from prometheus_client import Counter, Gauge
 
-    labels = {"model_name": get_serving().served_model_name, "engine": str(get_parallel().dp_rank or 0)}
-    made: dict[str, Any] = {name: Counter(f"shmstore_encoder_{name}", what, labels) for name, what in FIGURES.items()}
-    made["apart"] = Gauge("shmstore_encoder_apart", APART, labels, multiprocess_mode="mostrecent")
+    labels["model_name"] = get_serving().served_model_name
+    made: dict[str, Any] = {name: Counter(f"shmstore_{part}_{name}", what, labels) for name, what in figures.items()}
+    for name, what in gauges.items():
+        made[name] = Gauge(f"shmstore_{part}_{name}", what, labels, multiprocess_mode="mostrecent")
     return {name: metric.labels(**labels) for name, metric in made.items()}
 
 
@@ -337,7 +342,7 @@ def _start(*_: Any) -> None:
     """Open the store in a scheduler that has just made its own cache; a problem is logged, and nothing is shared."""
     global _sharing
     parallel, given, model = get_parallel(), get_server_args(), process_model_config()
-    wanted, outputs = encoder_settings(), None
+    wanted, outputs = settings(ENCODER), None
     if _sharing is not None or wanted is None or not model.is_multimodal or parallel.pp_rank:
         return
     ranks = Ranks(parallel.tp_group)
@@ -378,19 +383,24 @@ def _unserved(parallel: Any, given: Any) -> str | None:
 
 
 def _namespace(given: Any, model: Any) -> str:
-    """Return the namespace: of all that changes outputs, and is not in an item; ValueError if the weights are unknown.
+    """Return the namespace: of all that changes outputs, and is not in an item; ValueError if weights are unknown."""
+    names = ("model_path", "revision", "quantization", "load_format", "model_loader_extra_config", "device")
+    more = ("download_dir", "model_impl", "custom_weight_loader")
+    backends = ("mm_attention_backend", "attention_backend", "mm_enable_dp_encoder")
+    return scope_of(given, model, *names, *more, *backends)
+
+
+def scope_of(given: Any, model: Any, *names: str) -> str:
+    """Return a namespace of the model's files, the versions, and these options; ValueError if the files are unknown.
 
     The commit of a model from a hub is the name of its folder: Transformers no longer keeps it in the configuration.
     """
     snapshot = find_local_repo_dir(given.model_path, given.revision)
     if snapshot is None and not os.path.isdir(given.model_path):
         raise ValueError(f"{given.model_path} is neither a folder nor in the hub's cache, so its weights are unknown")
-    names = ("model_path", "revision", "quantization", "load_format", "model_loader_extra_config", "device")
-    more = ("download_dir", "model_impl", "custom_weight_loader")
-    backends = ("mm_attention_backend", "attention_backend", "mm_enable_dp_encoder")
     about = {
         "engine": ["sglang", sglang.__version__, transformers.__version__],
-        "given": [str(getattr(given, name, None)) for name in (*names, *more, *backends)],
+        "given": [str(getattr(given, name, None)) for name in names],
         "commit": snapshot and os.path.basename(snapshot),
         "config": model.hf_config.to_json_string(use_diff=False),
     }
