@@ -176,6 +176,24 @@ def test_however_many_requests_wait_none_behind_them_stalls_a_step(make: Make) -
         assert [*range(100), 200] == two.held_back(queue)
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"chunked_req": 1}, {"enable_priority_preemption": True}, {"is_hybrid_swa": True}]
+)
+def test_no_rank_asks_the_first_one_while_the_batch_is_full(
+    more: dict[str, Any], make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = make(), make()
+    monkeypatch.setattr(encoder, "_sharing", two)
+    flags = {"chunked_req": None, "enable_priority_preemption": False, "is_hybrid_swa": False} | more
+    scheduler = SimpleNamespace(waiting_queue=[request(picture(1))], **flags)
+    with claim(one, picture(1)):
+        for full, empty in ((True, False), (True, True), (False, False)):
+            batch = SimpleNamespace(batch_is_full=full, is_empty=lambda empty=empty: empty)
+            left = encoder._prefill(lambda scheduler, _: len(scheduler.waiting_queue), scheduler, batch)
+            assert int(full and not empty and not more) == left
+            assert 1 == len(scheduler.waiting_queue)
+
+
 def test_no_chunk_of_a_request_that_has_waited_in_the_queue_waits_in_a_step(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

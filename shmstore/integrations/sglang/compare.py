@@ -84,7 +84,11 @@ ENCODER: tuple[Has | Uses, ...] = (
     ),
     Has("srt.utils.common", "find_local_repo_dir(repo_id revision)"),
     Has(_SCHEDULER, "get_new_batch_prefill(running_batch)"),
-    Uses(f"{_SCHEDULER}._get_new_batch_prefill_raw", "self.waiting_queue req.init_next_round_input"),
+    Uses(
+        f"{_SCHEDULER}._get_new_batch_prefill_raw",
+        """self.waiting_queue req.init_next_round_input running_batch.batch_is_full running_batch.is_empty
+        self.chunked_req self.enable_priority_preemption self.is_hybrid_swa""",
+    ),
     Uses("srt.managers.schedule_batch:Req", "self.multimodal_inputs"),
 )
 """For encoder outputs."""

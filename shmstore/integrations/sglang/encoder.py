@@ -325,15 +325,20 @@ def _updated(_: Any, *args: Any, **more: Any) -> None:
         _sharing.begin_apart()
 
 
-def _prefill(theirs: Callable[..., Any], scheduler: Any, *args: Any, **more: Any) -> Any:
-    """Let SGLang choose among the requests that need not wait for another engine."""
-    back = _sharing.held_back(scheduler.waiting_queue) if _sharing is not None else []
+def _prefill(theirs: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    """Let SGLang choose among the requests that need not wait for another engine.
+
+    It chooses none if the batch is full, so no rank asks the first one then: all ranks have the same queue and batch.
+    """
+    full = running_batch.batch_is_full and not running_batch.is_empty() and scheduler.chunked_req is None
+    full = full and not (scheduler.enable_priority_preemption or scheduler.is_hybrid_swa)
+    back = _sharing.held_back(scheduler.waiting_queue) if _sharing is not None and not full else []
     if not back:
-        return theirs(scheduler, *args, **more)
+        return theirs(scheduler, running_batch)
     waiting = [scheduler.waiting_queue[n] for n in back]
     scheduler.waiting_queue = [one for n, one in enumerate(scheduler.waiting_queue) if n not in back]
     try:
-        return theirs(scheduler, *args, **more)
+        return theirs(scheduler, running_batch)
     finally:
         scheduler.waiting_queue = [*waiting, *scheduler.waiting_queue]
 
