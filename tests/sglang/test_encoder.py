@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,9 @@ import psutil
 import pytest
 import safetensors.torch
 
-from shmstore.store import ObjectStoreWriter
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from tests.layout import make_of_another_version
 from tests.sglang.counting import calls, environment
 from tests.support import store_name
 
@@ -200,10 +202,21 @@ def said(engine: Engine, text: str) -> int:
 
 
 def test_a_store_that_is_full_or_removed_costs_no_answer_and_one_line(host: Host) -> None:
-    with host.engine(options={"capacity_gb": 2e-5}) as one:
-        expected = one.ask([0], [1])
-        assert expected == one.ask([0], [1])
-        assert 2 == host.encoded()
+    with host.engine(options={"capacity_gb": 2e-4}, SGLANG_VLM_CACHE_SIZE_MB="0") as one:  # one and a half outputs
+        one.ask([0])
+        with (
+            StoreInspector.open(host.name) as store,
+            ObjectStoreReader.attach(host.name, None, finds_only=True) as reader,
+        ):
+            (slot,) = (slot for slot in store.slots() if slot.key)
+            held = reader.find(str(slot.key), namespace=slot.namespace)
+            assert held
+            assert one.ask([1]) == one.ask([1])
+            assert 3 == host.encoded()
+            held.end()
+        assert one.ask([1]) == one.ask([1])  # which takes the place of the other one
+        assert 1 == host.encoded()
+        one.ask([[32, 16]])  # it is larger than the store
         assert 1 == said(one, "some encoder outputs were not stored")
         Path("/dev/shm", host.name).unlink()
         one.ask([2])
@@ -211,13 +224,17 @@ def test_a_store_that_is_full_or_removed_costs_no_answer_and_one_line(host: Host
         assert 1 == said(one, "was removed")
 
 
-@pytest.mark.parametrize(("options", "content"), [({"capacity_gb": 16000.0}, b""), ({}, b"another version" * 9999)])
-def test_a_store_that_cannot_be_opened_costs_no_answer_and_one_line(
-    host: Host, options: dict[str, Any], content: bytes
-) -> None:
-    if content:
-        Path("/dev/shm", host.name).write_bytes(content)
-    with host.engine(options=options) as one:
+NO_STORES: dict[str, Callable[[Path], object]] = {
+    "there is no room": lambda _: None,
+    "not a store": lambda path: path.write_bytes(b"something else" * 9999),
+    "laid out by another version": make_of_another_version,
+}
+
+
+@pytest.mark.parametrize("why", NO_STORES)
+def test_a_store_that_cannot_be_opened_costs_no_answer_and_one_line(host: Host, why: str) -> None:
+    NO_STORES[why](Path("/dev/shm", host.name))
+    with host.engine(options={"capacity_gb": 16000.0 if "room" in why else 0.0625}) as one:
         assert 1 == len(one.ask([0]))
-        assert 1 == said(one, "encoder outputs are not shared")
+        assert [1, 1] == [said(one, text) for text in ("encoder outputs are not shared", why)]
     Path("/dev/shm", host.name).unlink(missing_ok=True)
