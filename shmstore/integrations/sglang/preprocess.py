@@ -125,7 +125,7 @@ class Artifacts(Outputs):
         try:
             with self._storing:
                 self.store(artifact.artifact_key, self._namespace, artifact.cache_value())
-        except (LookupError, TypeError) as error:
+        except unless_interrupted(Exception) as error:  # of whatever kind: it is made
             self.plain = False
             self.warn("%s stay in SGLang's own cache: %s", self.what, error)
         with suppress(ShmStoreError):
@@ -136,12 +136,15 @@ class Artifacts(Outputs):
         name = type(output).__name__
         if self._known(name) is not type(output) or not output.has_feature:
             raise TypeError(f"a {name} has its tensors on a device, or is of another module")
-        fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(output)}
+        fields, nbytes = (
+            {one.name: getattr(output, one.name) for one in dataclasses.fields(output)},
+            output.feature.nbytes,
+        )
         try:
             writer.put(key, (name, fields), lease=False, kind=self.kind, namespace=namespace, unless_stored=True)
         except UnsupportedValueError as error:  # of a field; it is no problem of the store
             raise TypeError(error.message) from None
-        self.count("stored_bytes", output.feature.nbytes)
+        self.count("stored_bytes", nbytes)
         return False
 
 
