@@ -270,16 +270,20 @@ class Deferred:
     """What a record of another family has."""
 
 
-@pytest.mark.parametrize("fields", [{"more": {"deferred": Deferred()}}, {"device": "cuda"}])
+@pytest.mark.parametrize(
+    ("fields", "why"), [({"more": {"deferred": Deferred()}}, "serializer"), ({"device": "cuda"}, "on a device")]
+)
 def test_records_that_are_not_plain_stay_in_the_cache_of_sglang(
-    fields: dict[str, Any], make: Make, caplog: pytest.LogCaptureFixture
+    fields: dict[str, Any], why: str, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = make(fields), make(fields)
-    for number in (1, 2):
+    for number in (1, 2, 1):
         run(one.ask(number), two.ask(number))
-        run(one.ask(number), two.ask(number))
-    assert [1, 1] == [len(each.mm_preprocess_cache) // 2 for each in (one, two)]
-    assert 2 == sum("stay in SGLang's own cache" in record.message for record in caplog.records)
+    assert [2, 2] == [len(each.mm_preprocess_cache) for each in (one, two)]
+    with run(make().shmstore.result().take(entry(one, 3), 0.0))[0]:
+        run(one.ask(3))  # which waits for nobody
+    said = [record.message for record in caplog.records if "stay in SGLang's own cache" in record.message]
+    assert [True, True] == [why in text for text in said]
 
 
 def test_a_full_store_and_one_that_was_removed_cost_no_answer_and_one_line_each(
