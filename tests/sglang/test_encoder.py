@@ -234,7 +234,7 @@ NO_STORES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("why", NO_STORES)
 def test_a_store_that_cannot_be_opened_costs_no_answer_and_one_line(host: Host, why: str) -> None:
     NO_STORES[why](Path("/dev/shm", host.name))
-    with host.engine(options={"capacity_gb": 16000.0 if "room" in why else 0.0625}) as one:
+    with host.engine(options={"capacity_gb": 1000.0 if "room" in why else 0.0625}) as one:
         assert 1 == len(one.ask([0]))
         assert [1, 1] == [said(one, text) for text in ("encoder outputs are not shared", why)]
     Path("/dev/shm", host.name).unlink(missing_ok=True)
