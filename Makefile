@@ -13,7 +13,7 @@ SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 # Hundreds of tests start a Python, which compiles what it imports once, or each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-announced test test-c test-python test-rust test-base test-newest test-vllm test-sglang dist test-dist lint model fuzz genmc simulate mutants storm survival coverage bench bench-vllm peers tiers copy-threshold docs clean
+.PHONY: help demo demo-announced test test-c test-python test-rust test-base test-newest test-vllm test-sglang dist test-dist lint model fuzz genmc simulate mutants storm survival coverage bench bench-sglang bench-vllm peers tiers copy-threshold docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.* ## /\1\t/p' Makefile | expand -t 16
@@ -136,6 +136,10 @@ bench: $(VENV)/.dev $(VENV)/.built ## times of single calls
 # The caches of a real vLLM compared; some 15 minutes.
 bench-vllm: $(VLLM_VENV)/.made ## the caches of a real vLLM
 	$(VLLM_VENV)/bin/python -m bench.vllm $(ARGS)
+
+# Encoder outputs of real SGLang servers; some 5 minutes.
+bench-sglang: $(SGLANG_VENV)/.made ## stored encoder outputs of a real SGLang
+	$(SGLANG_VENV)/bin/python -m bench.sglang_encoder $(ARGS)
 
 # Compared with what people use today; writes docs/contributing/benchmarks.md, its plots, and tables into
 # docs/guides/pipelines.md and docs/guides/programs.md. Some minutes.

@@ -53,9 +53,9 @@ def first_token(port: int, body: bytes) -> float:
     return 1e3 * taken
 
 
-def body(number: int) -> bytes:
+def body(number: int, size: tuple[int, int] = SIZE) -> bytes:
     settings = {"model": "tiny", "temperature": 0, "ignore_eos": True, "max_tokens": 2, "stream": True}
-    return json.dumps(settings | {"messages": message(photograph(number, SIZE))}).encode()
+    return json.dumps(settings | {"messages": message(photograph(number, size))}).encode()
 
 
 def measure(mode: str, bodies: list[bytes], model: Path, log: Path) -> dict[tuple[int, str], list[float]]:

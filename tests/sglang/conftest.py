@@ -32,6 +32,15 @@ def left_of(pid: int, *kinds: str) -> list[str]:
     return sorted(name for name in os.listdir("/dev/shm") if re.match(rf"({'|'.join(kinds)})[-_]{pid}[-_]", name))
 
 
+def remove_files_since(before: set[str]) -> None:
+    """Remove SGLang's own files that have come to /dev/shm and that no process has open."""
+    for path in (Path("/dev/shm", name) for name in set(os.listdir("/dev/shm")) - before if name.startswith(SGLANGS)):
+        with suppress(FileNotFoundError):  # its process has removed it meanwhile
+            about = path.stat()
+            if not holders(about.st_dev, about.st_ino):
+                path.unlink()
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.vllm.model import make_model
@@ -53,10 +62,5 @@ def _no_segment_left_behind() -> Iterator[None]:
     """Fail if a store is left; remove what SGLang leaves of its own, also after an orderly end."""
     before = set(os.listdir("/dev/shm"))
     yield
-    new = set(os.listdir("/dev/shm")) - before
-    for path in (Path("/dev/shm", name) for name in new if name.startswith(SGLANGS)):
-        with suppress(FileNotFoundError):  # its process has removed it meanwhile
-            about = path.stat()
-            if not holders(about.st_dev, about.st_ino):
-                path.unlink()
+    remove_files_since(before)
     assert [] == left_of(os.getpid(), "shmstore")

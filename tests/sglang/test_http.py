@@ -37,9 +37,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(model: Path, folder: Path, *flags: str, **env: str) -> Iterator[tuple[int, Ask]]:
+def server(model: Path, folder: Path, *flags: str, port: int = 0, **env: str) -> Iterator[tuple[int, Ask]]:
     """Yield the process of a server, and what asks it."""
-    port = free_port()
+    port = port or free_port()
     for key, value in SETTINGS.items():
         flags += (f"--{key.replace('_', '-')}", *([] if value is True else [str(value)]))
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *flags]
