@@ -215,11 +215,11 @@ class Openable(Closable):
         quotas: Mapping[str, float] | None,
         *,
         options: native.Options | None = None,
-        accept: bool = False,
+        required: native.Options | None = None,
         arena: int | None = None,
         keep_leases: bool = True,
     ) -> Self:
-        name, required, serde = expected[0], None if accept else options, serde_of(serde)
+        name, serde = expected[0], serde_of(serde)
         check_flags(keep_leases=keep_leases)
         try:
             writer = native.Writer.recover(*expected, required, arena, keep_leases)
@@ -298,8 +298,8 @@ class Openable(Closable):
         owner = os.geteuid() if allow_uid is None and access[0] & 0o077 else allow_uid
         expected = expected_store(checked_name(name), owner, "name", dir)
         chosen, owns = expected[0], owner in (None, os.geteuid())
-        accept = on_mismatch == "accept"
-        arena = None if asked.n_writers == 1 and not accept else native.ANY_ARENA
+        required = None if on_mismatch == "accept" else asked
+        arena = None if asked.n_writers == 1 and required else native.ANY_ARENA
         if on_mismatch not in ("recreate", "raise", "accept"):
             raise ValueError(f"on_mismatch must be 'recreate', 'raise' or 'accept', not {shown(on_mismatch)}")
         if not keep and not name.startswith(PREFIX):
@@ -309,7 +309,7 @@ class Openable(Closable):
             seen = orphans.look(chosen)
             try:
                 made = cls._recover(
-                    expected, serde, quotas, options=asked, accept=accept, arena=arena, keep_leases=keep_leases
+                    expected, serde, quotas, options=asked, required=required, arena=arena, keep_leases=keep_leases
                 )
             except StoreNotFoundError as error:
                 if error._code == native.CREATING or not owns:
@@ -327,8 +327,10 @@ class Openable(Closable):
             except (LayoutMismatchError, CorruptStoreError) as error:
                 if not owns:
                     raise
-                taken = orphans.make_room(chosen, seen, error, on_mismatch != "recreate", asked)
-                accept = taken or on_mismatch == "accept"
+                if required in (None, asked) or isinstance(error, CorruptStoreError):
+                    required = orphans.make_room(chosen, seen, error, on_mismatch != "recreate", asked) or required
+                else:  # it is no longer the old one, and may be as asked
+                    required = asked
                 continue
             if not keep:
                 orphans.close_at_exit(made)

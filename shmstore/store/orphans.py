@@ -97,23 +97,24 @@ def unlink(place: str) -> None:
         raise diagnostics.active(place, hint="close it there, or end that process, then unlink it") from None
 
 
-def _has_room(place: str, old: os.stat_result, ranks_alive: int, asked: Options, sound: bool) -> bool:
-    """Return whether the store fits where the old one was; readers keep the pages of one that they map.
+def _in_its_place(place: str, old: os.stat_result, ranks_alive: int, asked: Options, sound: bool) -> Options | None:
+    """Return None if the store fits where the old one was; readers keep the pages of one that they map.
 
-    If it would fit without them, it is False for an old one that is `sound` and differs only in size. Else raises
-    StoreSpaceError.
+    If it would fit without them, return the options of the old one if that is `sound` and differs only in size. Else
+    raises StoreSpaceError.
     """
     folder, size = parts_of(place)[0], old.st_blocks * 512
     error = no_space(asked, folder, 0 if ranks_alive else size)
     lacking = (error.needed or 0) - (error.free or 0)
     if not error.total or lacking <= 0:  # no size: a tmpfs without a limit
-        return True
+        return None
     if ranks_alive and lacking <= size:
         if sound:
             with closing(native.Inspector(place)) as inspector:
                 facts = inspector.facts()
-            if not diagnostics.differences(facts, asked._replace(**{name: facts[name] for name in _SIZES})):
-                return False
+            old_options = asked._replace(**{name: facts[name] for name in _SIZES})
+            if not diagnostics.differences(facts, old_options):
+                return old_options
         who = diagnostics.who_holds(place, holders(old.st_dev, old.st_ino)) or "its readers"
         error.hint = f"end {who}, which keep the old store"
     raise error
@@ -125,11 +126,11 @@ def make_room(
     error: LayoutMismatchError | CorruptStoreError,
     keep: bool,
     asked: Options,
-) -> bool:
+) -> Options | None:
     """Remove and log the store that was refused with `error`, if it is still the file that was `seen` before.
 
-    Does nothing if it is another one by now, or is being created; and returns True if it must be taken as it is: only
-    its size differs, its readers keep it, and there is no room for both. While a writer lives, raises
+    Does nothing if it is another one by now, or is being created; and returns its options if it must be taken as it is:
+    only its size differs, its readers keep it, and there is no room for both. While a writer lives, raises
     WriterActiveError; or LayoutMismatchError if a store of several writers was `asked` for, or is there, and the
     options differ. Raises ForeignStoreError; StoreSpaceError if there is no room for its successor; and `error` if the
     file must stay: with `keep`, if a writer lives and the other arenas are damaged, and a file that has contents and
@@ -140,25 +141,25 @@ def make_room(
         while (file := classify(place)).writer_alive and turns.again():
             pass
         if seen is None or (file.device, file.inode) != (seen.st_dev, seen.st_ino):
-            return False  # another writer of the store was faster
+            return None  # another writer of the store was faster
         if file.owner_uid != os.geteuid():
             raise diagnostics.foreign(place, may_allow=False)
         if file.state in ("foreign", "unreadable") or (file.state == "blank" and file.file_bytes):
             raise error
         if file.writer_alive:
             if seen.st_size == 0:
-                return False  # its creator had not locked it yet
+                return None  # its creator had not locked it yet
             if isinstance(error, CorruptStoreError) and file.state == "ok":
                 raise error  # of the arenas without a living writer; the superblock is sound
             raise diagnostics.active(place, asked=asked)
         if keep:
             raise error
         sound = file.state == "ok" and isinstance(error, LayoutMismatchError)
-        if not _has_room(place, seen, file.ranks_alive, asked, sound):
-            return True
+        if old := _in_its_place(place, seen, file.ranks_alive, asked, sound):
+            return old
         try:
             native.remove(place, seen.st_dev, seen.st_ino, seen.st_size, True)
         except WriterActiveError:
-            return False  # it came in the meantime
+            return None  # it came in the meantime
         _log.warning("removed store %s, to create it again: %s", place, error.message)
-    return False
+    return None

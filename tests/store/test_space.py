@@ -5,8 +5,10 @@ import mmap
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,6 +16,7 @@ from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreSpaceError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.segments import find_segments
 from shmstore.inspect.verify import verify
+from shmstore.store import orphans
 from tests.inspect.cases import piped, poke
 from tests.layout import FIELDS
 from tests.store.test_segments import free_bytes
@@ -160,6 +163,31 @@ def attach_until_killed(name: str, ready: Signal) -> None:
 
 def test_a_store_of_another_size_waits_for_no_worker_of_the_old_one() -> None:
     on("tmpfs", SHM, "size=8m", resize_in_a_full_volume)
+
+
+def replace_what_was_to_be_taken(theirs: dict[str, Any], recovered: int) -> None:
+    """Let another process replace the old store between `open`'s decision to take that and the taking."""
+    name, real = store_name(), orphans.make_room
+    asked: dict[str, Any] = {"capacity": 5 * MIB, "n_readers": 1}
+    ObjectStoreWriter.open(name, capacity=4 * MIB, n_readers=1).close()
+    with alive(attach_until_killed, name) as worker:
+
+        def replaced(*arguments: Any) -> Any:
+            said = real(*arguments)
+            if said:
+                worker.kill()
+                with ObjectStoreWriter.open(name, **asked | theirs) as writer:
+                    writer.put("theirs", 1)
+            return said
+
+        with mock.patch.object(orphans, "make_room", replaced), ObjectStoreWriter.open(name, **asked) as writer:
+            assert (recovered, 5 * MIB) == (writer.recovered, writer.stats().capacity)
+            assert 1 == writer.handle.n_readers
+
+
+@pytest.mark.parametrize(("theirs", "recovered"), [({"n_readers": 2}, 0), ({"capacity": MIB}, 0), ({}, 1)])
+def test_only_the_old_store_is_taken_though_its_size_differs(theirs: dict[str, Any], recovered: int) -> None:
+    on("tmpfs", SHM, "size=8m", partial(replace_what_was_to_be_taken, theirs, recovered))
 
 
 @pytest.mark.parametrize("options", [{}, {"prefault": True}, {"huge_pages": True}])
