@@ -43,6 +43,7 @@ _READERS = 128  # processes that read at a time; each costs four bytes an object
 _OBJECT = 64 << 10  # bytes of capacity for each object that an arena may hold
 _HEAD = 256  # bytes of an object beside its key, metadata and arrays, at most
 _AGAIN = 0.003  # seconds between two looks at another process's claim
+_REST = 1.0  # seconds between two looks for a free rank or arena: each takes longer than a hit or a put
 _PATIENCE = 5.0  # seconds to wait for one that replaces a value, which takes as long as a copy unless it was stopped
 _MAKES, _PUTS = "make", "put"  # namespaces of claims
 _ABSENT: Final = object()
@@ -123,8 +124,8 @@ class Cache(MutableMapping[str, Any]):
 
     What is read is views of shared memory, which are read-only and keep their value until the last of them is freed.
     `capacity` is bytes, or a text such as "4 GiB": what all values take at most. `processes` is how many make values at
-    a time; more of them only read, and say so once in the log. A value takes at most `capacity / (4 * processes)`.
-    The first use opens the cache or makes it, also after a fork and where the cache was unpickled. A thread touches the
+    a time; more of them only read, and say so once in the log: they store and remove nothing. A value takes at most
+    `capacity / (4 * processes)`. The first use opens the cache or makes it, also after a fork and where the cache was unpickled. A thread touches the
     pages of what it will fill, or, with `prefault`, this is done when an arena is taken. `dir` is as for a store.
 
     The cache outlives its processes, until `Cache.unlink(name)` or a restart of the host. Thread-safe. If it was made
@@ -162,7 +163,7 @@ class Cache(MutableMapping[str, Any]):
         self._held.clear()
         self._writers: list[ObjectStoreWriter] = []  # the first one is being filled
         self._left = 0  # bytes to store there before looking again how full it is
-        self._join_again = 0.0  # when to look again for an arena, which takes 10 ms: a put takes less than one
+        self._join_again = 0.0  # when to look again for an arena
         self._reader: ObjectStoreReader | None = None
         self._file = 0  # the inode of what it reads
         self._read_again = 0.0  # when to look again for a free rank
@@ -202,7 +203,7 @@ class Cache(MutableMapping[str, Any]):
                     self._reader = ObjectStoreReader.attach(self._name, None, finds_only=True, dir=self._dir)
                     self._held.append(self._reader)
                 except errors.RankInUseError as error:
-                    self._read_again = time.monotonic() + 1
+                    self._read_again = time.monotonic() + _REST
                     self._say_once("ranks", error)
         return self._reader
 
@@ -230,23 +231,28 @@ class Cache(MutableMapping[str, Any]):
         except (errors.StoreNotFoundError, errors.LayoutMismatchError):
             return ()
 
-    def _may_join(self) -> bool:
-        """Say whether this process may take its first arena, or one of its share, or one while half stay free."""
-        arenas = self._arenas()
+    def _may_have(self, more: int) -> bool:
+        """Say whether it may have so many more arenas: a first one, those of its share, or any while half stay free."""
+        arenas, mine = self._arenas(), len(self._writers) + more
         makers = {arena.pid for arena in arenas if arena.state == "alive"} | {os.getpid()}
-        if not self._writers:
+        if mine == 1:
             return len(makers) <= self._processes
-        left = sum(arena.state != "alive" for arena in arenas) - 1
-        in_share = len(self._writers) < len(arenas) // self._processes
-        return left >= self._processes - len(makers) and left >= 0 and (in_share or left >= len(arenas) / 2)
+        left = sum(arena.state != "alive" for arena in arenas) - more
+        in_share = mine <= len(arenas) // self._processes
+        return left >= max(0, self._processes - len(makers)) and (in_share or left >= len(arenas) / 2)
 
     def _join(self) -> bool:
-        """Take an arena to fill next, a used one rather than a new one; return False if this process may not."""
+        """Take an arena to fill next; return False if this process may not, and then, if it has one, for a second."""
         self._check_open()
         if self._writers and time.monotonic() < self._join_again:
             return False
-        self._join_again = time.monotonic() + 1
-        if not self._may_join():
+        joined = self._take()
+        self._join_again = 0.0 if joined else time.monotonic() + _REST
+        return joined
+
+    def _take(self) -> bool:
+        """Take a used arena rather than a new one; return False if this process may not."""
+        if not self._may_have(1):
             return False
         try:
             writer = ObjectStoreWriter.open(
@@ -268,7 +274,11 @@ class Cache(MutableMapping[str, Any]):
             raise errors.LayoutMismatchError(error.message, hint=hint) from error
         self._held.append(writer)
         self._writers.insert(0, writer)
-        self._join_again = 0.0
+        if not self._may_have(0):  # another one has joined since the first look
+            self._writers.remove(writer)
+            self._held.remove(writer)
+            writer.close()
+            return False
         if self._reader is not None and self._reader.store_id != writer.handle.store_id:
             self._drop_reader()  # of a cache that was removed
         if not self._prefault:
@@ -280,7 +290,7 @@ class Cache(MutableMapping[str, Any]):
         with self._lock:
             if not self._writers and not self._join():
                 raise errors.WriterActiveError(
-                    f"{self._processes} other processes make values, so this one only reads",
+                    f"as many processes as the cache is for ({self._processes}) make values: this one only reads",
                     hint="pass a larger number of processes, in all of them",
                 )
             return self._writers[0]
@@ -423,7 +433,7 @@ class Cache(MutableMapping[str, Any]):
     def pop(self, key: str, default: Any = _NONE_GIVEN) -> Any:
         """Remove the value and return it: one of several processes that ask gets it.
 
-        Raises KeyError if there is none, and no default.
+        Raises KeyError if there is none, and no default; and WriterActiveError if this process only reads.
         """
         if (value := self._settled(key)) is not _ABSENT:
             with self._alone_with(key) as writer:
@@ -470,7 +480,7 @@ class Cache(MutableMapping[str, Any]):
         raise KeyError("the cache is empty")
 
     def clear(self) -> None:
-        """Remove all values, of all processes."""
+        """Remove all values, of all processes; WriterActiveError if this process only reads."""
         if self._file_now():
             self._writing().clear()
 
@@ -536,6 +546,9 @@ class Cache(MutableMapping[str, Any]):
                 _making.reset(token)
 
     def _keep(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool]) -> Any:
+        if not self._writers and time.monotonic() < self._join_again:
+            self._counts["reads only"] += 1
+            return value
         try:
             return self._store(key, value, expire, how)
         except errors.unless_interrupted(Exception) as error:

@@ -8,16 +8,17 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 
 import shmstore
-from shmstore import Cache
+from shmstore import Cache, ObjectStoreWriter
 from tests.support import FRESH, SHM, Child, Signal, alive, frozen, in_child, raises, run_all, until
 
 SIZE = 64 << 10
@@ -229,6 +230,39 @@ def test_the_claim_of_a_killed_maker_falls_and_the_next_one_makes(opens: Opens) 
         maker.kill()
         assert waiting.join() in ("second", "own")
     assert 1 == cache.stats().made
+
+
+def hold(cache: Cache, ready: Signal) -> None:
+    """Make values until killed."""
+    cache["a"] = 1
+    ready.send()
+    threading.Event().wait()
+
+
+def test_of_two_that_join_at_once_no_more_stay_than_may_make(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, real = opens(processes=1), ObjectStoreWriter.open
+
+    def after_another(*arguments: Any, **options: Any) -> ObjectStoreWriter:
+        monkeypatch.undo()
+        end.enter_context(alive(hold, cache))
+        return real(*arguments, **options)
+
+    with ExitStack() as end:
+        monkeypatch.setattr(ObjectStoreWriter, "open", after_another)
+        for call in (lambda: cache.put("b", 1), lambda: cache.pop("a"), cache.clear):
+            with raises(shmstore.WriterActiveError, ["only reads"], ["larger number of processes"]):
+                call()
+        assert 1 == cache["a"]
+    cache["b"] = 2  # at once, now that the other one has gone
+
+
+def test_a_process_that_only_reads_looks_once_a_second_for_a_free_arena(opens: Opens) -> None:
+    cache, begin = opens(processes=1), time.monotonic()
+    looks = Mock(side_effect=cache._arenas)
+    with alive(hold, opens(processes=1)), patch.object(cache, "_arenas", looks):
+        assert list(range(200)) == [cache.get_or_make(f"b{number}", lambda n=number: n) for number in range(200)]
+        assert 1 <= looks.call_count <= 1 + time.monotonic() - begin
+        assert 200 == cache.stats().not_stored["reads only"]
 
 
 def test_what_was_put_while_a_value_was_made_stays(opens: Opens) -> None:
