@@ -141,7 +141,7 @@ def test_as_many_makers_as_asked_for_fill_all_arenas_and_more_of_them_only_read(
         values = [cache.get_or_make(key, lambda: filled(250)) for key in ("new", stored, "newer")]
         assert [250, int(stored), 250] == [value[0] for value in values]
         assert 2 == cache.stats().not_stored["reads only"]
-        assert 1 == caplog.text.count("2 other processes make values, so this one only reads")
+        assert 1 == caplog.text.count("the cache is for (2) make values: this one only reads")
         with raises(shmstore.WriterActiveError, ["2 other processes"], ["processes"]):
             cache["new"] = 1
     cache["new"] = 1  # now there is an arena
