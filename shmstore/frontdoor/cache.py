@@ -209,7 +209,7 @@ class Cache(MutableMapping[str, Any]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise errors.StoreClosedError(f"{self!r} was closed")
+            raise errors.StoreClosedError(f"cache {self._name!r} was closed", hint="make another Cache of this name")
 
     def _file_now(self) -> int:
         try:
@@ -450,6 +450,7 @@ class Cache(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the keys; expired values count until they are replaced or evicted."""
+        self._check_open()
         try:
             with StoreInspector.open(self._name, self._dir) as seen:
                 there = [slot.key for slot in seen.slots() if slot.state == "live" and not slot.deleted]
@@ -690,7 +691,11 @@ class Cache(MutableMapping[str, Any]):
 
         Raises StoreNotFoundError, and WriterActiveError while a process that makes values has it open.
         """
-        ObjectStoreWriter.unlink(name, dir=dir)
+        try:
+            ObjectStoreWriter.unlink(name, dir=dir)
+        except errors.WriterActiveError as error:
+            error.hint = "close the cache in those processes, or end them"
+            raise
 
 
 def _forget_all() -> None:
