@@ -5,6 +5,9 @@ memory. Hits are measured in one process, all ways in turn. Four processes ask f
 as a program of that library does: look, and make and store what is not there.
 """
 
+import atexit
+import os
+import shutil
 import sys
 import tempfile
 import time
@@ -23,6 +26,7 @@ from bench.peers.harness import machine
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "programs.md"
 NBYTES, PROCESSES, VALUES, HITS = 1 << 20, 4, 200, 20
+ADDRESS = "RAY_ADDRESS"  # the variable by which Ray's processes find each other
 Array = np.ndarray[Any, Any]
 Get = Callable[[int], Array]
 _made = 0
@@ -71,12 +75,40 @@ def by_joblib(folder: str, mmap_mode: Any = None) -> Get:
     return joblib.Memory(folder, verbose=0, mmap_mode=mmap_mode).cache(make)  # type: ignore[no-any-return]
 
 
+def by_ray(folder: str) -> Get:
+    from bench.peers.ray_objects import Index, ray
+
+    if ADDRESS in os.environ:  # an asker; Ray runs already
+        ray.init(log_to_driver=False, logging_level="error", namespace="caches")
+    elif not ray.is_initialized():
+        files = tempfile.mkdtemp(prefix="ray")
+        atexit.register(lambda: (ray.shutdown(), shutil.rmtree(files, ignore_errors=True)))
+        ray.init(
+            num_cpus=PROCESSES,
+            object_store_memory=2 << 30,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            namespace="caches",
+            _temp_dir=files,
+        )
+        os.environ[ADDRESS] = ray.get_runtime_context().gcs_address
+    index = ray.remote(num_cpus=0)(Index).options(name=folder, get_if_exists=True).remote()
+
+    def get(key: str) -> Any:
+        boxed = ray.get(index.get.remote(key))
+        return None if boxed is None else ray.get(boxed[0])
+
+    return partial(_look_or_make, get, lambda key, value: ray.get(index.store.remote(key, [ray.put(value)])))
+
+
 WAYS: dict[str, Callable[[str], Get]] = {
     "`shmstore.Cache`": by_shmstore,
     "diskcache": by_diskcache,
     "cachelib, files": by_cachelib,
     "joblib": by_joblib,
     'joblib, `mmap_mode="r"`': partial(by_joblib, mmap_mode="r"),
+    "Ray": by_ray,
 }
 
 

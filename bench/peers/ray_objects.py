@@ -28,6 +28,19 @@ class _Actor:
         return touch(tensors(ray.get(boxed[0])))
 
 
+class Index:
+    """What a program keeps in an actor of Ray: the reference for each key, in a list, or Ray would get the value."""
+
+    def __init__(self) -> None:
+        self._stored: dict[str, list[Any]] = {}
+
+    def get(self, key: str) -> list[Any] | None:
+        return self._stored.get(key)
+
+    def store(self, key: str, boxed: list[Any]) -> None:
+        self._stored[key] = boxed
+
+
 class RayObjects(Peer):
     """Readers are actors: calling them is Ray's way of telling, their answer its way of acknowledging."""
 
