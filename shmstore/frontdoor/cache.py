@@ -125,8 +125,9 @@ class Cache(MutableMapping[str, Any]):
     What is read is views of shared memory, which are read-only and keep their value until the last of them is freed.
     `capacity` is bytes, or a text such as "4 GiB": what all values take at most. `processes` is how many make values at
     a time; more of them only read, and say so once in the log: they store and remove nothing. A value takes at most
-    `capacity / (4 * processes)`. The first use opens the cache or makes it, also after a fork and where the cache was unpickled. A thread touches the
-    pages of what it will fill, or, with `prefault`, this is done when an arena is taken. `dir` is as for a store.
+    `capacity / (4 * processes)`. The first use opens the cache or makes it, also after a fork and where the cache was
+    unpickled. A thread touches the pages of what it will fill, or, with `prefault`, this is done when an arena is
+    taken. `dir` is as for a store.
 
     The cache outlives its processes, until `Cache.unlink(name)` or a restart of the host. Thread-safe. If it was made
     with another capacity or for another number of processes, it is made anew, or LayoutMismatchError if one stores.

@@ -118,8 +118,8 @@ def test_one_greedy_maker_fills_half_of_the_arenas_before_it_evicts(opens: Opens
 def test_a_full_cache_looks_once_a_second_for_another_arena(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, looks, start = opens("2 MiB", processes=2), Mock(), time.monotonic()
     use_all(cache, 32)
-    looks.side_effect = cache._may_join
-    monkeypatch.setattr(cache, "_may_join", looks)
+    looks.side_effect = cache._may_have
+    monkeypatch.setattr(cache, "_may_have", looks)
     views = [cache.get_or_make(str(number), partial(filled, number)) for number in range(32, 96)]
     assert 64 == len(views) > cache.stats().not_stored["full"] > 0
     assert looks.call_count <= 1 + time.monotonic() - start
