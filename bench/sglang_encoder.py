@@ -44,7 +44,7 @@ def servers(model: Path, folder: Path) -> Iterator[list[tuple[int, int]]]:
 
         def start(way: dict[str, str]) -> tuple[int, int]:
             own, port = Path(tempfile.mkdtemp(dir=folder)), free_port()
-            pid, _ = running.enter_context(server(model, own, port=port, SHMSTORE_SGLANG_GB="0.5", **way))
+            pid, _ = running.enter_context(server(model, own, port=str(port), SHMSTORE_SGLANG_GB="0.5", **way))
             return pid, port
 
         yield list(pool.map(start, WAYS.values()))

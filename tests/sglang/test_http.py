@@ -37,12 +37,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(model: Path, folder: Path, *flags: str, port: int = 0, **env: str) -> Iterator[tuple[int, Ask]]:
+def server(model: Path, folder: Path, *flags: str, port: str = "", **env: str) -> Iterator[tuple[int, Ask]]:
     """Yield the process of a server, and what asks it."""
-    port = port or free_port()
+    port = port or str(free_port())
     for key, value in SETTINGS.items():
         flags += (f"--{key.replace('_', '-')}", *([] if value is True else [str(value)]))
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port), *flags]
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--port", port, *flags]
     with (log := folder / "log").open("wb") as out:
         env = os.environ | {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"} | env
         process = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
