@@ -167,7 +167,7 @@ def _not_opened(place: str, state: FileState) -> SegmentFile:
         raise _no_file(place, error) from None
     problem = f"belongs to user {stat.st_uid}" if state == "unreadable" else _FOREIGN[1]
     if not S_ISREG(stat.st_mode):
-        problem = "not a regular file, as a store is: pass the file itself, not a link or a folder"
+        problem = "not a store, since not a regular file: pass the file itself, not a link or a folder"
     return SegmentFile(
         name=name,
         dir=folder,
