@@ -202,27 +202,28 @@ def said(engine: Engine, text: str) -> int:
 
 
 def test_a_store_that_is_full_or_removed_costs_no_answer_and_one_line(host: Host) -> None:
-    with host.engine(options={"capacity_gb": 2e-4}) as one:  # one and a half outputs
-        one.ask([0])
+    with host.engine(options={"capacity_gb": 2e-4}) as one:  # a few outputs
+        for number in range(6):
+            one.ask([number])
         with (
             StoreInspector.open(host.name) as store,
             ObjectStoreReader.attach(host.name, None, finds_only=True) as reader,
         ):
-            (slot,) = store.slots()
-            held = reader.find(str(slot.key), namespace=slot.namespace)
-            assert held
-            one.ask([1])
-            one.ask([2])
-            assert [slot.key] == [there.key for there in store.slots()]
-            held.end()
-            one.ask([3])  # which takes the place of the first one
-            assert [slot.key] != [there.key for there in store.slots()]
-            assert 4 == host.encoded()
-        one.ask([[32, 16]])  # it is larger than the store
+            stored = [(str(slot.key), slot.namespace) for slot in store.slots()]
+            held = [reader.find(key, namespace=namespace) for key, namespace in stored]
+            assert 1 <= len(stored) < 6
+            one.ask([6])
+            one.ask([7])
+            assert stored == [(slot.key, slot.namespace) for slot in store.slots()]
+            for found in filter(None, held):
+                found.end()
+            one.ask([8])  # which takes the place of another one
+            assert stored != [(slot.key, slot.namespace) for slot in store.slots()]
+        assert 9 == host.encoded()
         assert 1 == said(one, "some encoder outputs were not stored")
         Path("/dev/shm", host.name).unlink()
-        one.ask([4])
-        one.ask([5])
+        one.ask([9])
+        one.ask([10])
         assert 1 == said(one, "was removed")
 
 
