@@ -18,12 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import psutil
-
 from bench.vllm_http import body, first_token, shown
 from shmstore.errors import StoreNotFoundError
 from shmstore.store import ObjectStoreWriter
 from tests.sglang.conftest import remove_files_since  # sets what each server needs in its environment
+from tests.sglang.processes import kill_tree
 from tests.sglang.test_http import free_port, server
 from tests.vllm.model import make_model
 
@@ -50,15 +49,6 @@ def servers(model: Path, folder: Path) -> Iterator[list[tuple[int, int]]]:
         yield list(pool.map(start, WAYS.values()))
 
 
-def kill(pid: int) -> None:
-    """End a server by SIGKILL, all at once but Python's own tracker, which removes the semaphores of the others."""
-    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    family = [one for one in family if "resource_tracker" not in "".join(one.cmdline())]
-    for one in family:
-        one.kill()
-    psutil.wait_procs(family[1:])  # the first one is a child, for which its context waits
-
-
 def ask(ports: list[int], pictures: list[bytes]) -> list[list[float]]:
     """Return the times of each server; who is asked first changes from picture to picture."""
     found: list[list[float]] = [[] for _ in ports]
@@ -83,7 +73,7 @@ def measure(model: Path, folder: Path, pictures: list[bytes]) -> None:
         with servers(model, folder) as second:
             row("seen by another engine", ask([port for _, port in second], pictures))
         for pid, _ in first:
-            kill(pid)
+            kill_tree(pid)
     with servers(model, folder) as third:
         row("seen before SIGKILL and a restart", ask([port for _, port in third], pictures))
 

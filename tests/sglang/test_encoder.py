@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import safetensors.torch
 
@@ -24,6 +22,7 @@ from shmstore.inspect.inspector import StoreInspector
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from tests.layout import make_of_another_version
 from tests.sglang.counting import calls, environment
+from tests.sglang.processes import kill_tree
 from tests.support import store_name
 
 Tokens = list[list[int]]
@@ -78,10 +77,7 @@ class Engine:
 
     def kill(self) -> None:
         """End all of its processes by SIGKILL at once."""
-        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        for one in family:
-            one.send_signal(signal.SIGKILL)
-        psutil.wait_procs(family)
+        kill_tree(self.process.pid)
         self.process.wait()
 
     def close(self) -> None:

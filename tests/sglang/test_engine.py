@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.sglang.conftest import left_of
+from tests.sglang.processes import tree_of
 
 Answers = dict[str, Any]
 
@@ -43,7 +44,7 @@ def kill_under_load(engine: subprocess.Popen[str], *, scheduler_only: bool) -> N
     """Kill one scheduler, or all, when some requests are answered and others wait; return when none of them lives."""
     assert engine.stdout
     assert 3 == len(list(itertools.islice((line for line in engine.stdout if "answered" in line), 3)))
-    tree = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+    tree = tree_of(engine.pid)
     victims = [one for one in tree if "scheduler" in one.name()][:1] if scheduler_only else tree
     assert victims
     for one in victims:

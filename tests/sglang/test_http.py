@@ -24,6 +24,7 @@ from shmstore.store import ObjectStoreWriter
 from tests.sglang.conftest import left_of
 from tests.sglang.counting import environment, processed
 from tests.sglang.engine import SETTINGS, picture
+from tests.sglang.processes import kill_tree
 from tests.support import store_name
 from tests.vllm.inputs import IMAGE, chat, message, photograph
 
@@ -117,10 +118,7 @@ def test_servers_process_an_image_once_in_all_and_find_the_work_of_a_killed_one(
         assert said[:2] == [asked(two, number) for number in (1, 2)]
         assert 2 == processed(tmp_path)
         new = asked(one, 3)
-        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        for process in tree:
-            process.kill()
-        psutil.wait_procs(tree)
+        kill_tree(pid)
         Path(f"/dev/shm/multi_tokenizer_args_{pid}").unlink(missing_ok=True)  # SGLang's
         assert new == asked(two, 3)
         assert 3 == processed(tmp_path)
