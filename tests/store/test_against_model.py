@@ -125,6 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.deleted: list[Object] = []
         self.leases: list[Lease] = []
         self.blocks: list[tuple[int, ExitStack, set[str], list[Object]]] = []
+        self.lost: set[str] = set()  # keys in blocks of closed writers: a successor keeps the lease on another's object
         for number in present:
             self.attach(number)
 
@@ -190,10 +191,8 @@ class StoreMachine(RuleBasedStateMachine):
     def mark_deleted(self, by: int, key: str) -> None:
         thing = self.live[by].pop(key)
         thing.deleted = True
-        if self.held(thing) or any(
-            key in names for _, _, names, _ in self.blocks
-        ):  # leased by another's block, perhaps
-            self.deleted.append(thing)
+        if self.held(thing) or key in self.lost.union(*(names for _, _, names, _ in self.blocks)):
+            self.deleted.append(thing)  # leased by another's block, perhaps
         else:
             thing.gone = True
 
@@ -219,7 +218,9 @@ class StoreMachine(RuleBasedStateMachine):
         own = [thing for thing in [*self.live[by].values(), *self.deleted] if thing.owner == by]
         if len(self.writers) > 1:  # another writer returns its leases at its next call
             leased = {lease.object for lease in self.leases if lease.by != by and not lease.over}
-            assert any(self.held(thing) or thing in leased for thing in own), "nothing is held"
+            assert any(self.held(thing) or thing in leased or thing.key in self.lost for thing in own), (
+                "nothing is held"
+            )
             return
         ends = sorted((thing.address, thing.address + thing.span) for thing in own if self.held(thing))
         if len(ends) >= self.max_objects or self.open_leases(by) >= self.max_leases(by):
@@ -280,7 +281,7 @@ class StoreMachine(RuleBasedStateMachine):
             try:
                 ref = writer.get_cached(key)
             except StoreFullError:
-                assert self.open_leases(by) >= self.max_leases(by)
+                assert self.open_leases(by) + len(self.lost) >= self.max_leases(by)
                 assert writer.delete(key)
                 for other in self.found(key):
                     other.dropped = True
@@ -350,7 +351,7 @@ class StoreMachine(RuleBasedStateMachine):
         except ObjectNotFoundError:
             assert not maybe
         except StoreFullError:
-            assert self.open_leases(by) >= self.max_leases(by)
+            assert self.open_leases(by) + len(self.lost) >= self.max_leases(by)
         else:
             (thing,) = [thing for thing in maybe if (thing.number, thing.address) == (ref.monotonic_id, ref.address)]
             assert thing.owner == by or key not in self.live[by], "one's own comes first"
@@ -471,6 +472,7 @@ class StoreMachine(RuleBasedStateMachine):
             lease.void |= lease.by == by and lease.object.owner != by
         for block in [block for block in self.blocks if block[0] == by]:
             self.leave(block)
+            self.lost |= block[2]
 
     @precondition(lambda self: None in self.writers)
     @rule(keep=st.booleans())
