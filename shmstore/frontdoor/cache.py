@@ -13,6 +13,7 @@ import functools
 import inspect
 import logging
 import os
+import random
 import threading
 import time
 import weakref
@@ -43,6 +44,7 @@ _READERS = 128  # processes that read at a time; each costs four bytes an object
 _OBJECT = 64 << 10  # bytes of capacity for each object that an arena may hold
 _HEAD = 256  # bytes of an object beside its key, metadata and arrays, at most
 _AGAIN = 0.003  # seconds between two looks at another process's claim
+_TURN = 0.02  # seconds at most between two turns of processes that joined at once and left
 _REST = 1.0  # seconds between two looks for a free rank or arena: each takes longer than a hit or a put
 _PATIENCE = 5.0  # seconds to wait for one that replaces a value, which takes as long as a copy unless it was stopped
 _MAKES, _PUTS = "make", "put"  # namespaces of claims
@@ -251,9 +253,9 @@ class Cache(MutableMapping[str, Any]):
         self._join_again = 0.0 if joined else time.monotonic() + _REST
         return joined
 
-    def _take(self) -> bool:
+    def _take(self, turns: int = 3) -> bool:
         """Take a used arena rather than a new one; return False if this process may not."""
-        if not self._may_have(1):
+        if not turns or not self._may_have(1):
             return False
         try:
             writer = ObjectStoreWriter.open(
@@ -275,11 +277,12 @@ class Cache(MutableMapping[str, Any]):
             raise errors.LayoutMismatchError(error.message, hint=hint) from error
         self._held.append(writer)
         self._writers.insert(0, writer)
-        if not self._may_have(0):  # another one has joined since the first look
+        if not self._may_have(0):  # another one has joined since the first look, and may leave as well
             self._writers.remove(writer)
             self._held.remove(writer)
             writer.close()
-            return False
+            time.sleep(random.uniform(0, _TURN))
+            return self._take(turns - 1)
         if self._reader is not None and self._reader.store_id != writer.handle.store_id:
             self._drop_reader()  # of a cache that was removed
         if not self._prefault:

@@ -256,6 +256,13 @@ def test_of_two_that_join_at_once_no_more_stay_than_may_make(opens: Opens, monke
     cache["b"] = 2  # at once, now that the other one has gone
 
 
+def test_of_two_that_join_at_once_and_leave_one_joins_again(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, looks = opens(processes=1), Mock(side_effect=[True, False, True, True])
+    monkeypatch.setattr(cache, "_may_have", looks)
+    cache["a"] = 1
+    assert (1, 4) == (cache["a"], looks.call_count)
+
+
 def test_a_process_that_only_reads_looks_once_a_second_for_a_free_arena(opens: Opens) -> None:
     cache, begin = opens(processes=1), time.monotonic()
     looks = Mock(side_effect=cache._arenas)
