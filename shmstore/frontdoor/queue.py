@@ -47,7 +47,7 @@ from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
 
 __all__ = ["Delivery", "Queue"]
 
-_PREFIX, _FIFOS = "shmstore-queue-", ("bell", "room")
+_PREFIX, _NAMED, _FIFOS = "shmstore-queue-", ".queue", ("bell", "room")
 _AGAIN, _LOOK = 0.001, 0.1
 """Seconds between two looks for room, and between two for what nobody has rung for."""
 _STAMP = 16
@@ -95,6 +95,8 @@ def dead_queues(dir: Folder | None = None, remove: bool = False) -> list[str]:
     """Return the folders of the queues without a name whose processes have all died; with `remove`, remove them."""
     found = []
     for path in sorted(glob.glob(f"{glob.escape(folder_of(dir))}/{_PREFIX}*")):
+        if path.endswith(_NAMED):
+            continue
         with suppress(OSError):  # another process is faster, or another user's
             if _is_unused(path, remove):
                 found.append(path)
@@ -248,7 +250,7 @@ class Queue:
         if name is None:
             self._folder, lock = _made(self._folder, capacity, processes)
         else:
-            self._folder = os.path.join(self._folder, f"{checked_name(name)}.queue")
+            self._folder = os.path.join(self._folder, f"{checked_name(name)}{_NAMED}")
             lock = _opened(self._folder, capacity, processes)
         self._start(lock, _locked(f"{self._folder}/waiting"))
 
@@ -368,7 +370,8 @@ class Queue:
     def _begin(self) -> None:
         with self._putting:
             self._open()
-            self._writer or self._join()
+            if self._writer is None:
+                self._join()
 
     def _join(self) -> ObjectStoreWriter:
         """Become a producer, and take on what waits in an arena that a dead one has left."""
@@ -511,8 +514,8 @@ class Queue:
                 _ring(self._room)
                 try:
                     value = reader.get(pin.ref)
-                except CorruptStoreError:  # it would come for ever
-                    if ack:
+                except CorruptStoreError as error:
+                    if ack and not isinstance(error.__cause__, ImportError | MemoryError):  # it would come for ever
                         os.unlink(self._taken + key)
                     raise
             if ack:
@@ -565,7 +568,7 @@ class Queue:
     @classmethod
     def unlink(cls, name: str, *, dir: Folder | None = None) -> None:
         """Remove the queue of a name; StoreNotFoundError, or WriterActiveError if a process has it open."""
-        path = os.path.join(folder_of(dir), f"{checked_name(name)}.queue")
+        path = os.path.join(folder_of(dir), f"{checked_name(name)}{_NAMED}")
         try:
             if not _is_unused(path, remove=True):
                 raise WriterActiveError(f"a process has the queue in {path} open; close it there")

@@ -255,6 +255,8 @@ def test_what_a_server_that_is_gone_had_hides_no_holder_and_no_store(
 
 
 def test_a_queue_of_the_dead_is_shown_and_removed_and_others_stay(folder: Path) -> None:
+    kept = "shmstore-queue-kept"
+    Queue("1 MiB", dir=folder, name=kept).close()
     with Queue("1 MiB", dir=folder), Queue("1 MiB", dir=folder, name="named"):
         dead = folder / "shmstore-queue-dead"
         (dead / "waiting").mkdir(parents=True)
@@ -262,5 +264,6 @@ def test_a_queue_of_the_dead_is_shown_and_removed_and_others_stay(folder: Path) 
         for option, said in ((), "would be removed\nadd --yes to remove\n"), (("--yes",), "removed\n"):
             assert f"{dead}: a queue whose processes are dead, {said}" == piped("gc", "--dir", str(folder), *option).out
         assert not dead.exists()
-        assert 2 == len(os.listdir(folder))
-    Queue.unlink("named", dir=folder)
+        assert 3 == len(os.listdir(folder))
+    for name in ("named", kept):
+        Queue.unlink(name, dir=folder)

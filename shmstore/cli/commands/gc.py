@@ -100,10 +100,10 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"{folder}: a queue whose processes are dead, {'removed' if arguments.yes else 'would be removed'}")
     if candidates:
         _print(candidates, arguments)
-    elif queues and not arguments.yes:
-        print(_ADD)
     elif not queues and not arguments.names:
         print("no segments of dead writers")
+    if not arguments.yes and (queues or any(not candidate.kept_because for candidate in candidates)):
+        print(_ADD)
     return status if status == EXIT_OK else EXIT_WRONG
 
 
@@ -127,8 +127,6 @@ def _print(candidates: list[_Candidate], arguments: argparse.Namespace) -> None:
         verdict = _verdict(candidate, arguments.yes)
         table.add_row(cell(info.name), owner(info), size(info.allocated_bytes), age(since), info.state, verdict)
     console.print(table)
-    if not arguments.yes and any(not candidate.kept_because for candidate in candidates):
-        print(_ADD)
     if any(_RECOVERABLE in candidate.kept_because for candidate in candidates):
         print("could be recovered: ObjectStoreWriter.open(NAME, ...) takes it over, gc --yes --force NAME removes it")
 
