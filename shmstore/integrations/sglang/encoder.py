@@ -395,7 +395,7 @@ def _namespace(given: Any, model: Any) -> str:
     return scope_of(given, model, *names, *more, *backends)
 
 
-def scope_of(given: Any, model: Any, *names: str) -> str:
+def scope_of(given: Any, model: Any, *names: str, **more: str) -> str:
     """Return a namespace of the model's files, the versions, and these options; ValueError if the files are unknown.
 
     The commit of a model from a hub is the name of its folder: Transformers no longer keeps it in the configuration.
@@ -408,6 +408,7 @@ def scope_of(given: Any, model: Any, *names: str) -> str:
         "given": [str(getattr(given, name, None)) for name in names],
         "commit": snapshot and os.path.basename(snapshot),
         "config": model.hf_config.to_json_string(use_diff=False),
+        **more,
     }
     return namespace_of(str(given.model_path), model.dtype, about)
 

@@ -28,18 +28,19 @@ from sglang.srt.multimodal.media_artifacts.base import MediaArtifactInput
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.runtime_context import get_model, get_server_args, get_serving, process_model_config
 
-from shmstore.errors import ShmStoreError, UnsupportedValueError, unless_interrupted
+from shmstore.errors import ObjectBusyError, ShmStoreError, UnsupportedValueError, unless_interrupted
 from shmstore.integrations.encoder.outputs import Outputs
 from shmstore.integrations.encoder.settings import Settings
 from shmstore.integrations.sglang import PREPROCESS, settings
 from shmstore.integrations.sglang.encoder import metrics, scope_of
-from shmstore.multimodal.caches.shm_receiver import get_patiently
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.claims import Claim
 from shmstore.store.leases import PinnedRef
 
 _log = logging.getLogger("sglang.shmstore")
 
+_OPENING = 5.0
+"""Seconds that an image waits for the store to be opened; then it is not shared."""
 _MIXIN = "sglang.srt.multimodal.media_artifacts.base.MediaArtifactCacheMixin"
 _WRONG = (ShmStoreError, AttributeError, LookupError, TypeError, ValueError)
 """The errors of what any program may have stored under the key of a record."""
@@ -47,7 +48,7 @@ FIGURES = {
     "hits": "Images whose record was in the store",
     "processed": "Images that this process has processed",
     "unclaimed": "Images processed though another process did so, because their requests had waited long enough",
-    "wrong": "Images whose record was not taken, because what is stored under their key is none",
+    "wrong": "Images whose record was not taken, because what is stored under their key is not a record",
     "stored": "Records of images stored",
     "stored_bytes": "Bytes of the images' features stored",
     "evicted": "Objects evicted from this process's part of the store",
@@ -95,7 +96,10 @@ class Artifacts(Outputs):
 
     def _artifact(self, found: PinnedRef, entry: MediaArtifactInput) -> Any:
         with found, suppress(*_WRONG):
-            name, fields = get_patiently(self.reader, found.ref)
+            try:
+                name, fields = self.reader.get(found.ref)
+            except ObjectBusyError:  # a writer was stopped; the image is processed here
+                return None
             artifact: Any = self._known(name)(**fields)
             self._processor.validate_artifact(artifact, entry)
             if isinstance(artifact.feature, torch.Tensor):
@@ -136,15 +140,12 @@ class Artifacts(Outputs):
         name = type(output).__name__
         if self._known(name) is not type(output) or not output.has_feature:
             raise TypeError(f"a {name} has its tensors on a device, or is of another module")
-        fields, nbytes = (
-            {one.name: getattr(output, one.name) for one in dataclasses.fields(output)},
-            output.feature.nbytes,
-        )
+        fields = {one.name: getattr(output, one.name) for one in dataclasses.fields(output)}
         try:
             writer.put(key, (name, fields), lease=False, kind=self.kind, namespace=namespace, unless_stored=True)
         except UnsupportedValueError as error:  # of a field; it is no problem of the store
             raise TypeError(error.message) from None
-        self.count("stored_bytes", nbytes)
+        self.count("stored_bytes", output.feature.nbytes)
         return False
 
 
@@ -162,19 +163,28 @@ def _open(processor: Any) -> Artifacts | None:
         given, wanted = get_server_args(), settings(PREPROCESS)
         if get_serving().tokenizer_path != get_model().model_path:  # `given` is as it was given
             raise ValueError("the processor is not the model's (--tokenizer-path)")
-        scope = scope_of(given, process_model_config(), "device", "tokenizer_mode", "trust_remote_code")
+        names = ("device", "tokenizer_mode", "trust_remote_code")
+        scope = scope_of(given, process_model_config(), *names, processor=_loaded(processor))
         return None if wanted is None else Artifacts(wanted, processor, scope)
     except unless_interrupted(Exception) as error:  # of whatever kind: the process serves without it
         _log.warning("preprocessed media are not shared: %s", error)
         return None
 
 
+def _loaded(processor: Any) -> str:
+    """Return the settings that the image processor was loaded with: its files may be others by now."""
+    images: Any = getattr(getattr(processor, "_processor", None), "image_processor", None)
+    return str(images.to_json_string()) if hasattr(images, "to_json_string") else ""
+
+
 async def _opened(processor: Any) -> Artifacts | None:
-    """Open the store with the first image, in a thread: its memory is reserved then."""
+    """Open the store with the first image, in a thread: its memory is reserved then. No image waits long for it."""
     about = vars(processor)
     if "shmstore" not in about:
         about["shmstore"] = asyncio.create_task(asyncio.to_thread(_open, processor))
-    return await asyncio.shield(about["shmstore"])
+    if not about["shmstore"].done():
+        await asyncio.wait({about["shmstore"]}, timeout=_OPENING)
+    return about["shmstore"].result() if about["shmstore"].done() else None
 
 
 def _cached(
@@ -199,7 +209,7 @@ async def _compute(
     modality: Any,
 ) -> None:
     """Take from the store what others have made or make; SGLang makes the rest. An error is for all who wait."""
-    cache, left, wait = processor.mm_preprocess_cache, list(misses), 0.0
+    cache, left, waits = processor.mm_preprocess_cache, list(misses), False
     try:
         artifacts = await _opened(processor)
         if artifacts is None or not artifacts.plain:
@@ -212,7 +222,8 @@ async def _compute(
                 for miss in left:
                     digest = snapshots[firsts[miss.key]].content_digest
                     entry = MediaArtifactInput(digest, miss.key, modality, None)
-                    got = await artifacts.take(entry, 0.0 if make else wait)
+                    wait = max(until - time.monotonic(), 0.0) if waits and not make else 0.0
+                    got = await artifacts.take(entry, wait)
                     if got is None and time.monotonic() < until:
                         later.append(miss)
                     elif got is None or got is True or isinstance(got, Claim):
@@ -229,7 +240,7 @@ async def _compute(
                 for miss in make:
                     if await asyncio.to_thread(artifacts.keep, resolved[miss.key]):
                         cache.pop(miss.key)
-            left, wait = later, max(until - time.monotonic(), 0.0)
+            left, waits = later, True
     except BaseException as error:
         for miss in misses:
             if not miss.future.done():
