@@ -132,7 +132,8 @@ class Cache(MutableMapping[str, Any]):
     taken. `dir` is as for a store.
 
     The cache outlives its processes, until `Cache.unlink(name)` or a restart of the host. Thread-safe. If it was made
-    with another capacity or for another number of processes, it is made anew, or LayoutMismatchError if one stores.
+    with another capacity or for another number of processes, it is made again, empty, or LayoutMismatchError while one
+    stores.
     """
 
     def __init__(

@@ -260,7 +260,7 @@ def test_something_else_under_the_key_is_made_anew_and_replaced(
         other.put(there.artifact_key, stored, lease=False, namespace=one.shmstore.result()._namespace)
     run(one.ask(1))
     assert (1, 1) == (one.made, counts["wrong"])
-    assert 1 == sum("something else" in record.message for record in caplog.records)
+    assert 1 == sum("something other" in record.message for record in caplog.records)
     run(two.ask(1))
     assert 0 == two.made
 

@@ -12,8 +12,8 @@ from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 
 WRONG = (
-    "store %s has under key %s of namespace %s something else than an encoder output of %s: it is made anew, and more "
-    "of that is only counted, as wrong; look for another program that writes there"
+    "store %s holds something other than an encoder output under key %s of namespace %s (expected: %s): it is encoded "
+    "again, and further cases are only counted, as wrong; look for another program that writes there"
 )
 """The warning about something that is stored under the key of an encoder output, and is none."""
 

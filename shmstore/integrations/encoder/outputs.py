@@ -136,7 +136,7 @@ class Outputs:
             return
         if file_of(self._writer) != self._file:
             self.warn(
-                "store %s, or its folder, was removed, and no other engine finds these %s: start anew",
+                "store %s, or its folder, was removed, and no other engine finds these %s: restart this one",
                 self._settings.store,
                 self.what,
             )

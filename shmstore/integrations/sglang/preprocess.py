@@ -1,9 +1,9 @@
 """What tokenizer processes make of images, in one store of the host: what one has processed, the others find.
 
 SGLang calls it an artifact: a record of one image and of all options that change it, by the SHA-256 of both. Each
-tokenizer process has a cache of them. We look into the store where that cache has nothing. What nobody has, `_compute`
-claims, has SGLang make in one call, and stores, and only then it waits for what other processes make, so no two of them
-wait for each other. What is in the store is not in SGLang's own cache.
+tokenizer process caches its own. If that cache misses, we look into the store. If the store misses, too, `_compute`
+claims the keys, lets SGLang process the images in one call, and stores them. Only then does it wait for images that
+other processes make, so no two processes wait for each other. What is in the store is not in SGLang's own cache.
 
 What is found has read-only views of the store, which pin it until they are sent. SGLang, whose requests share what its
 cache has, writes to none. A record that has something else than plain data, or whose tensors are on a device, stays in
@@ -109,8 +109,8 @@ class Artifacts(Outputs):
         if self._writer is not None:
             self._writer.delete(entry.artifact_key, namespace=self._namespace)
         self.warn(
-            "store %s has under key %s something else than preprocessed media: they are made anew, and more of that is "
-            "only counted, as wrong; look for another program that writes there",
+            "store %s holds something other than preprocessed media under key %s: the image is processed again, and "
+            "further cases are only counted, as wrong; look for another program that writes there",
             self._settings.store,
             entry.artifact_key,
         )

@@ -108,7 +108,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         if mm_item is not None and self._file is not None and file_of(self.writer) != self._file:
             self._file = None
             name = self.writer.name
-            _log.warning("store %s, or its folder, was removed, and no other server finds its items: start anew", name)
+            _log.warning("store %s, or its folder, was removed, and no other server finds its items: restart it", name)
         try:
             return self._exchange(mm_item, mm_hash, self._key(mm_hash))
         except TypeError as error:  # of a field or a value that the store does not know

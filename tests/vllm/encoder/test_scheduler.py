@@ -393,7 +393,7 @@ def test_what_is_not_an_output_is_no_hit_is_counted_and_made_anew(
     figures = one.figures + two.figures
     del figures["stored_bytes"]
     assert dict.fromkeys(("wrong", "encoded", "stored", "hits"), len(WRONG) + 1) == figures
-    assert 2 == len({record.args for record in caplog.records if "something else" in record.msg})  # once an engine
+    assert 2 == len({record.args for record in caplog.records if "something other" in record.msg})  # once an engine
     assert set() == one.side._wrong | two.side._wrong
 
 
