@@ -1,5 +1,6 @@
 """`ObjectStoreReader` turns references into read-only views."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -44,17 +45,26 @@ from shmstore.store.stats import ReaderStats
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
+_SILENT = 2.0
+"""Seconds after which a wait for a store is logged: its name may be wrong."""
 
-def _waiting(seconds: float, attach: Callable[[], native.Reader]) -> native.Reader:
+
+def _waiting(seconds: float, place: str | None, attach: Callable[[], native.Reader]) -> native.Reader:
     """Do `attach`, again every few milliseconds while there is no store, until the time is over."""
-    end = time.monotonic() + seconds
+    begin = time.monotonic()
+    silent = True
     while True:
         try:
             return attach()
         except StoreNotFoundError as error:
-            if error._code not in (native.NO_STORE, native.CREATING) or (left := end - time.monotonic()) <= 0:
+            waited = time.monotonic() - begin
+            if error._code not in (native.NO_STORE, native.CREATING) or waited >= seconds:
                 raise
-            time.sleep(min(LOOK_AGAIN, left))
+            if silent and waited >= _SILENT:
+                silent = False
+                _log.warning("there is no store %s yet; waiting up to %g s: is its name right?", place, seconds)
+            time.sleep(min(LOOK_AGAIN, seconds - waited))
 
 
 class ObjectStoreReader(Claiming[PinnedRef], Closable):
@@ -117,7 +127,7 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         while True:
             attempt = partial(native.Reader.attach, place, number, store_id, ranks, uid, finds_only, rank is None)
             try:
-                reader = attempt() if wait is None else _waiting(wait, attempt)
+                reader = attempt() if wait is None else _waiting(wait, place, attempt)
             except unless_interrupted(Exception) as error:
                 if rank is None and isinstance(error, RankInUseError):
                     number += 1

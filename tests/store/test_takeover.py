@@ -118,11 +118,20 @@ def test_a_creation_that_is_going_on_is_waited_for(stores: Stores, name: str) ->
         child.kill()
 
 
-def test_the_time_is_over_at_its_end_and_a_free_rank_is_found_too(stores: Stores, name: str) -> None:
+def test_the_time_is_over_at_its_end_and_a_free_rank_is_found_too(
+    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wait that takes long is logged once: the name may be wrong."""
     begin = time.monotonic()
     with raises(StoreNotFoundError, [name, "after 0.2 seconds"]):
         ObjectStoreReader.attach(name, wait=0.2)
     assert 0.2 <= time.monotonic() - begin < 10
+    assert not caplog.messages
+    monkeypatch.setattr("shmstore.store.reader._SILENT", 0.05)
+    with pytest.raises(StoreNotFoundError):
+        ObjectStoreReader.attach(name, wait=0.2)
+    assert 1 == len(caplog.messages)
+    assert name in caplog.messages[0]
     with pytest.raises(StoreNotFoundError):
         ObjectStoreReader.attach(name, wait=0)
     writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS))
