@@ -18,6 +18,7 @@ from shmstore.errors import (
     ShmStoreError,
     StaleRefError,
     StoreClosedError,
+    StoreExistsError,
     StoreFullError,
     StoreNotFoundError,
     WriterActiveError,
@@ -228,6 +229,15 @@ def unusable(error: OSError, place: str) -> ShmStoreError:
         what += f"; {cut(folder)} is on {file_system(folder) or 'a file system'}, which lacks what a store needs"
         hint = f"use a folder of a tmpfs: dir=, or {VARIABLE}"
     return SharedMemoryError(what, number=error.errno, hint=hint)
+
+
+def exists(place: str) -> StoreExistsError:
+    """Return the error for a name that is taken."""
+    hint = None
+    with suppress(OSError):  # it has gone meanwhile
+        if (uid := stat_of(place).st_uid) != os.geteuid():
+            hint = f"choose another name, or omit it: this one belongs to user {uid}"
+    return StoreExistsError(f"{path_of(place)} exists already", hint=hint)
 
 
 def foreign(place: str, may_allow: bool = True, allow_uid: int = native.OWN_UID) -> ForeignStoreError:

@@ -25,7 +25,7 @@ from shmstore.errors import (
     unnamed,
 )
 from shmstore.files import PREFIX
-from shmstore.places import Folder, file_system, parts_of, path_of, place_of, seen_by_others
+from shmstore.places import Folder, file_system, parts_of, place_of, seen_by_others
 from shmstore.refs import StoreHandle
 from shmstore.serde import ObjectSerde
 from shmstore.store import diagnostics, orphans
@@ -144,7 +144,7 @@ class Openable(Closable):
                 orphans.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
-            raise StoreExistsError(f"{path_of(name)} exists already") from None
+            raise diagnostics.exists(name) from None
         except BaseException as error:
             if writer is not None:
                 writer.close(unlink=True)  # an interrupt: nobody else knows of it

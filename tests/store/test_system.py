@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, errors
+from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreExistsError, errors
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.segments import find_segments, look_at
 from shmstore.inspect.verify import verify
@@ -223,6 +223,10 @@ def test_create_leaves_another_user_s_stores(stores: Stores, leftovers: list[str
     leftovers.append(name)
     os.chown(SHM / name, NOBODY, NOBODY)
     stores.create(4096)
+    with raises(StoreExistsError, [name]) as caught:
+        ObjectStoreWriter.create(name, capacity=4096, n_readers=1)
+    assert f"user {NOBODY}" in caught.value.hint
+    assert "unlink" not in caught.value.hint
     assert (SHM / name).exists()
 
 
