@@ -155,11 +155,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if url is None:
         return complain("tier", NO_TIER, EXIT_USAGE)
     try:
-        with closing(open_tier(url)) as tier:
+        tier = open_tier(url)
+    except ValueError as error:
+        return complain("tier", error, EXIT_USAGE)
+    try:
+        with closing(tier):
             for figure in check(tier, arguments.sizes, arguments.count, arguments.dir):
                 figures.append(figure)  # those before a problem are shown, too
-    except ImportError as error:
-        problem = str(error)
     except TierError as error:
         if error.hint == TierError.default_hint:  # it says to run this command
             error.hint = (
