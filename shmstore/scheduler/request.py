@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex, overload
 
 from shmstore.bindings.hashlist import BlockHashes
+from shmstore.errors import shown
 from shmstore.scheduler.checks import INT64_LIMIT, check_in_order, plain_token_ids
 
 
@@ -104,6 +105,8 @@ class Request:
     ) -> None:
         if prompt_token_ids is None and prompt_embeds is None:
             raise ValueError("a request needs prompt_token_ids or prompt_embeds")
+        if not isinstance(request_id, str):
+            raise TypeError(f"request_id must be a str, not {shown(request_id)}")
         check_in_order(mm_features)
         self.request_id = request_id
         self.prompt_embeds = prompt_embeds

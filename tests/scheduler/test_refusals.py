@@ -81,6 +81,7 @@ NAMED: list[tuple[type[Exception], Any, dict[str, list[Any]]]] = [
     (ValueError, partial(BlockHasher, block_size=4), {
         "block_size": [-1, 0, 2**31], "algorithm": ["sha256"], "extra_keys": ["both"], "seed": ["\ud800"],
     }),
+    (TypeError, partial(Request, prompt_token_ids=[1]), {"request_id": [None, 1]}),
     (ValueError, partial(Request, "r", range(4), block_hasher=BlockHasher(4)), {"cache_salt": ["\ud800"]}),
     (ValueError, partial(Request, "r", range(4), block_hasher=BlockHasher(4), lora_name="a"), {
         "lora_name": ["a\udfff"], "lora_path": ["\ud800"],
