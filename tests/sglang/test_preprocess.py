@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +23,8 @@ from sglang.srt.multimodal.media_artifacts.base import MediaArtifactCacheMixin, 
 
 from shmstore.integrations.sglang import PREPROCESS, preprocess
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from shmstore.store.claims import Claim
 from tests.layout import make_of_another_version
+from tests.support import Child, Signal, alive
 
 Make = Callable[..., "Processor"]
 THEIRS = {name: getattr(MediaArtifactCacheMixin, name) for name in ("_get_cached_artifact", "_compute_cache_misses")}
@@ -206,21 +208,86 @@ def test_who_waits_takes_what_the_other_makes_or_makes_it_after_its_time(
     assert (1, 1 + late, int(late)) == (one.made, two.made, counts["unclaimed"])
 
 
-def test_what_a_process_that_died_was_making_the_next_one_makes(make: Make) -> None:
-    one, two = make(), make()
-    artifacts = one.shmstore.result()
-    claim = run(artifacts.take(entry(one, 1), 0.0))[0]
-    assert isinstance(claim, Claim)
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds for which images were to wait for another process, in order."""
+    found: list[float] = []
+    theirs = preprocess.Artifacts.take
 
-    async def meet() -> None:
-        asked = asyncio.create_task(two.ask(1))
-        await asyncio.sleep(0.05)
-        assert 0 == two.made
-        claim.end()
+    def take(artifacts: Any, entry: Any, wait: float) -> Any:
+        found.append(wait)
+        return theirs(artifacts, entry, wait)
+
+    monkeypatch.setattr(preprocess.Artifacts, "take", take)
+    return found
+
+
+def claim(name: str, keys: list[str], namespace: str, ready: Signal) -> None:
+    with ObjectStoreReader.attach(name, None, finds_only=True) as reader:
+        held = [reader.find_or_claim(key, namespace=namespace) for key in keys]
+        ready.send()
+        signal.pause()
+        del held
+
+
+def test_what_a_process_that_died_was_making_the_next_one_makes(make: Make, name: str, waits: list[float]) -> None:
+    one = make()
+
+    async def meet(other: Child) -> None:
+        asked = asyncio.create_task(one.ask(1))
+        while not any(waits):
+            await asyncio.sleep(0)
+        assert 0 == one.made
+        other.kill()
         await asked
 
+    with alive(claim, name, [entry(one, 1).artifact_key], one.shmstore.result()._namespace) as other:
+        run(meet(other))
+    assert 1 == one.made
+
+
+def test_the_images_of_a_request_wait_for_others_once_and_not_one_after_the_other(
+    make: Make, name: str, waits: list[float], counts: Counter[str]
+) -> None:
+    one = make(wait_s=0.2)
+    keys = [entry(one, number).artifact_key for number in (1, 2, 3)]
+    with alive(claim, name, keys, one.shmstore.result()._namespace):
+        run(one.ask(1, 2, 3))
+    assert (3, 3) == (one.made, counts["unclaimed"])
+    assert 0 < sum(waits) <= 0.2
+
+
+def test_a_store_that_is_opened_late_keeps_no_image_waiting(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, there, opening = make(), threading.Event(), preprocess._open
+    monkeypatch.setattr(preprocess, "_OPENING", 0.01)
+    monkeypatch.setattr(preprocess, "_open", lambda processor: there.wait(60) and opening(processor))
+    late = Processor()
+
+    async def meet() -> None:
+        await late.ask(1)
+        assert (1, 1) == (late.made, len(late.mm_preprocess_cache))
+        there.set()
+        await late.shmstore
+        await one.ask(2)
+        await late.ask(2)
+
     run(meet())
-    assert 1 == two.made
+    assert 1 == late.made
+    late.shmstore.result().close()
+    late.io_executor.shutdown()
+
+
+def test_processors_that_were_loaded_with_other_settings_share_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for loaded in ("a", "b", "a"):
+        images = SimpleNamespace(to_json_string=lambda loaded=loaded: loaded)
+        monkeypatch.setattr(Processor, "_processor", SimpleNamespace(image_processor=images), raising=False)
+        one = make()
+        run(one.ask(1))
+        made.append(one.made)
+    assert [1, 1, 0] == made
 
 
 def test_an_error_is_for_all_who_wait_and_the_next_request_is_answered(make: Make) -> None:
@@ -249,7 +316,7 @@ def test_an_error_is_for_all_who_wait_and_the_next_request_is_answered(make: Mak
     "stored",
     ["text", ("Artifact", {}), ("Claim", {}), ("Artifact", {"feature": 3}), ("Artifact", {"artifact_key": "other"})],
 )
-def test_something_else_under_the_key_is_made_anew_and_replaced(
+def test_something_else_under_the_key_is_made_again_and_replaced(
     stored: Any, make: Make, name: str, counts: Counter[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two, there = make(), make(), entry(make(), 1)
