@@ -140,7 +140,8 @@ int shms_writer_clear_tier(shms_writer *w, uint64_t moment);
 /* Sets *out to the last moment that a writer of the store has told; 0: none. */
 int shms_writer_tier_cleared(shms_writer *w, uint64_t *out);
 /* Adds to a refusal who holds how much now. It asks each rank about each object, which the refusal
- * need not: with 256 ranks and 10^5 objects it takes half a second, and yields. */
+ * need not: with 256 ranks and 10^5 objects it takes half a second, and yields. If nothing was released since the last
+ * call, its sums are used again. */
 int shms_writer_holders(shms_writer *w, shms_refusal *why);
 int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
 

@@ -7,6 +7,7 @@
  */
 #include "holders.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "monitor.h"
@@ -190,12 +191,20 @@ static void add_holders(struct shms_writer *w, uint32_t slot, shms_refusal *why)
     why->kept += anyone ? 0 : span;
 }
 
+#define SUMS (sizeof(shms_refusal) - offsetof(shms_refusal, kept))
+
 int shms_writer_holders(shms_writer *w, shms_refusal *why) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
     uint32_t n_ranks = (uint32_t)w->seg.layout.n_readers, read = 0;
-    shms_reclaim_begin(w);
+    shms_refusal *last = &w->refusal;
+    shms_poll(w);
+    uint64_t changes = w->ring.changes;
+    if (w->summed_at == changes && why->kind == last->kind) { /* a caller that tries again need not wait for it again */
+        memmove(&why->kept, &last->kept, SUMS);
+        return shms_writer_leave(w, SHMS_OK);
+    }
     why->kept = 0;
     memset(why->held, 0, sizeof why->held);
     memset(why->held_by_writer, 0, sizeof why->held_by_writer);
@@ -212,6 +221,10 @@ int shms_writer_holders(shms_writer *w, shms_refusal *why) {
             if (shms_reclaim_yield(w) && w->closed)
                 return shms_writer_leave(w, SHMS_ECLOSED);
         }
+    }
+    if (w->ring.changes == changes && why->kind == last->kind) {
+        memmove(&last->kept, &why->kept, SUMS);
+        w->summed_at = changes;
     }
     return shms_writer_leave(w, SHMS_OK);
 }

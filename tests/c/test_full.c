@@ -111,6 +111,25 @@ TEST(a_refusal_asks_only_the_first_rank_that_holds_an_object) {
     }
 }
 
+TEST(who_holds_what_is_summed_up_again_only_after_a_release) {
+    begin(MANY, MANY + 1);
+    refused();
+    for (int i = 0; i < 6; i++) {
+        shms_refusal why = w->refusal;
+        if (i % 3 == 2)
+            CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+        looks = 0;
+        shms_step_hook = count_looks;
+        int rc = shms_writer_holders(w, &why);
+        shms_step_hook = NULL;
+        CHECK_EQ(SHMS_OK, rc);
+        CHECK_EQ((uint64_t)(MANY - i / 3 - (i % 3 == 2)) * 128, why.held[0]);
+        CHECK(i % 3 == 1 ? looks == 0 : looks >= MANY);
+        refused();
+    }
+    end();
+}
+
 TEST(a_refusal_reports_reclaimable_bytes_and_their_longest_stretch) {
     shms_refusal room;
     begin(10, 20);
