@@ -34,7 +34,7 @@ def edges(tmp_path_factory: pytest.TempPathFactory) -> Edges:
         ("refused-8-ranks", "refused", "put refused after a get elsewhere, 100000 held, 8 ranks", 50),
         ("split-100k", "split", "put refused, every second of 100000 may go", 50),
         ("split-500k", "split", "put refused, every second of 500000 may go", 1000),
-        ("no-lease-entry", "lease", "hit without a lease entry, 262144 taken", 1000),
+        ("no-lease-entry", "lease", "hit without a lease entry, 262144 taken, after a get elsewhere", 3000),
         ("during-metadata-has", "metadata", "is_cached during a put of 200 MiB of metadata, longest", 1000),
     ],
 )

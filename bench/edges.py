@@ -69,6 +69,9 @@ One put with 32,768 victims takes {many:.0f} µs.
 |---|---:|
 {puts}
 
+In Python the error also says who holds how much, which asks each rank about each object.
+With 10^5 objects and one rank the first such error after a release takes some 2 ms, and the next ones 20 µs.
+
 **Effective capacity** is the share of the bytes that objects fill, on average, in a store that is always full.
 With objects of 1 to 32 MiB and a tenth of the bytes held at any time, it is {one:.3f} in 1 GiB and {four:.3f} in 4 GiB.
 The lost bytes are at the hand, if the last victim was larger than needed, and in front of held objects.
@@ -86,7 +89,7 @@ PUTS = {
     "refused-1-rank": "a refused put after one get of another object; 10^5 objects held, 1 rank",
     "refused-8-ranks": "the same, 8 ranks",
     "split-100k": "a refused put, although every second of 10^5 objects may go",
-    "no-lease-entry": "a hit that finds no lease entry among 262,144",
+    "no-lease-entry": "a hit that finds no lease entry among 262,144, after one get of another object",
 }
 
 

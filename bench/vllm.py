@@ -6,6 +6,7 @@ requests stand beside it. Engines take turns; each figure is a median over all t
 """
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -36,6 +37,7 @@ def register() -> None:
     apply = WorkerWrapperBase._apply_mm_cache
     file = os.open(os.environ[PROBE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
+    @functools.wraps(apply)  # the plug-in looks at the code of vLLM's own
     def noted(self: Any, scheduler_output: Any) -> None:
         apply(self, scheduler_output)
         if scheduler_output.scheduled_new_reqs:
