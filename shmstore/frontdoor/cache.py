@@ -1,9 +1,5 @@
 """`Cache`: a mapping that processes share, on the calls of one store with several writers.
 
-A process that makes values fills arenas of its own, and finds what is in all of them. There are more arenas than
-processes, and each takes space only once it is taken. A process whose arenas are full takes another one, as long as
-enough stay free for those that come later; only then does it evict.
-
 The right to make a value is a claim on its key, in a namespace where nothing is stored: so an expired value does not
 hide it. Another claim, held for as long as a copy takes, lets one process at a time replace or remove a value. The
 kernel ends both with their process.
@@ -11,10 +7,7 @@ kernel ends both with their process.
 
 import functools
 import inspect
-import logging
 import os
-import random
-import threading
 import time
 import weakref
 from collections import Counter
@@ -27,26 +20,18 @@ from typing import Any, Final, Self
 import numpy as np
 
 from shmstore import errors
-from shmstore.inspect.inspector import StoreInspector
+from shmstore.frontdoor.arenas import PATIENCE, Arenas
 from shmstore.places import Folder, folder_of
 from shmstore.refs import ObjectRef
 from shmstore.serde import MsgpackSerde
-from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import check_flags, checked_name, int_of, packed_key, seconds_of, size_of
-from shmstore.store.options import MAX_CAPACITY, MAX_OBJECTS, MAX_WRITERS
-from shmstore.store.warming import touch_pages
+from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
 
 __all__ = ["Cache", "CacheStats"]
 
-_log = logging.getLogger(__name__)
-_ARENAS = 4  # for each process; a value takes one of them at most
-_READERS = 128  # processes that read at a time; each costs four bytes an object
-_OBJECT = 64 << 10  # bytes of capacity for each object that an arena may hold
 _HEAD = 256  # bytes of an object beside its key, metadata and arrays, at most
 _AGAIN = 0.003  # seconds between two looks at another process's claim
-_TURN = 0.02  # seconds at most between two turns of processes that joined at once and left
-_REST = 1.0  # seconds between two looks for a free rank or arena: each takes longer than a hit or a put
-_PATIENCE = 5.0  # seconds to wait for one that replaces a value, which takes as long as a copy unless it was stopped
 _MAKES, _PUTS = "make", "put"  # namespaces of claims
 _ABSENT: Final = object()
 _NONE_GIVEN: Final = object()
@@ -78,11 +63,6 @@ def _key_of(prefix: str, *args: Any, **kwargs: Any) -> str:
                 "key=..., a function from the arguments to a str)"
             )
     return f"{prefix}{args}{sorted(kwargs.items()) if kwargs else ''}"
-
-
-def _close(held: list[ObjectStoreWriter | ObjectStoreReader]) -> None:
-    while held:
-        held.pop().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,188 +128,30 @@ class Cache(MutableMapping[str, Any]):
     ) -> None:
         _refuse(options)
         check_flags(prefault=prefault)
-        self._name, self._dir = checked_name(name), folder_of(dir)
-        self._capacity = size_of("capacity", capacity, MAX_CAPACITY)
-        self._processes, self._prefault = int_of("processes", processes, 1, MAX_WRITERS // 2), prefault
-        self._path = os.path.join(self._dir, self._name)
-        self._n_arenas = min(MAX_WRITERS, _ARENAS * self._processes)
-        self._arena_bytes = max(1, self._capacity // self._n_arenas)
-        self._n_objects = min(max(256, self._arena_bytes // _OBJECT), MAX_OBJECTS // MAX_WRITERS)
-        self._closed = False
-        self._held: list[ObjectStoreWriter | ObjectStoreReader] = []
-        self._forget()
-        weakref.finalize(self, _close, self._held)
+        self._name, self._capacity = checked_name(name), size_of("capacity", capacity, MAX_CAPACITY)
+        self._options: dict[str, Any] = {
+            "processes": int_of("processes", processes, 1, MAX_WRITERS // 2),
+            "dir": folder_of(dir),
+            "prefault": prefault,
+        }
+        self._arenas = Arenas(self._name, self._capacity, **self._options)
+        self._counts: Counter[str] = Counter()
         _caches.add(self)
 
-    def _forget(self) -> None:
-        """Have nothing open, as after a fork: what the parent has open is the parent's."""
-        self._lock = threading.RLock()
-        self._held.clear()
-        self._writers: list[ObjectStoreWriter] = []  # the first one is being filled
-        self._left = 0  # bytes to store there before looking again how full it is
-        self._join_again = 0.0  # when to look again for an arena
-        self._reader: ObjectStoreReader | None = None
-        self._file = 0  # the inode of what it reads
-        self._read_again = 0.0  # when to look again for a free rank
-        self._counts: Counter[str] = Counter()
-        self._said: set[str] = set()
-
     def __reduce__(self) -> Any:
-        options: dict[str, Any] = {"processes": self._processes, "dir": self._dir, "prefault": self._prefault}
-        return functools.partial(Cache, **options), (self._name, self._capacity)
+        return functools.partial(Cache, **self._options), (self._name, self._capacity)
 
     def __repr__(self) -> str:
-        return f"<Cache {self._name!r} of {self._capacity} bytes{' (closed)' if self._closed else ''}>"
+        return f"<Cache {self._name!r} of {self._capacity} bytes{' (closed)' if self._arenas.closed else ''}>"
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
-
-    # ---- what this process has open
-
-    def _say_once(self, kind: str, error: Exception) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            _log.warning("cache %s: %s", self._name, error)
-
-    def _is_current(self) -> bool:
-        return self._reader is not None and (bool(self._writers) or self._file == self._file_now())
-
-    def _reading(self) -> ObjectStoreReader | None:
-        """Return what this process reads with; None if there is no cache yet, or too many processes read."""
-        if self._is_current():  # a cache that this process writes to cannot be removed
-            return self._reader
-        with self._lock, suppress(errors.StoreNotFoundError):
-            self._check_open()
-            if not self._is_current() and time.monotonic() >= self._read_again:
-                self._drop_reader()
-                self._file = self._file_now()  # before: if there is another one by then, the next look sees that
-                try:
-                    self._reader = ObjectStoreReader.attach(self._name, None, finds_only=True, dir=self._dir)
-                    self._held.append(self._reader)
-                except errors.RankInUseError as error:
-                    self._read_again = time.monotonic() + _REST
-                    self._say_once("ranks", error)
-        return self._reader
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise errors.StoreClosedError(f"cache {self._name!r} was closed", hint="make another Cache of this name")
-
-    def _file_now(self) -> int:
-        try:
-            return os.stat(self._path).st_ino
-        except OSError:
-            return 0
-
-    def _drop_reader(self) -> None:
-        if (reader := self._reader) is not None:
-            self._reader = None
-            self._held.remove(reader)
-            reader.close()  # views stay valid
-
-    def _arenas(self) -> Any:
-        """Return what is seen of each arena; () if there is no cache, or it is being made."""
-        try:
-            with StoreInspector.open(self._name, self._dir) as seen:
-                return seen.facts().writers
-        except (errors.StoreNotFoundError, errors.LayoutMismatchError):
-            return ()
-
-    def _may_have(self, more: int) -> bool:
-        """Say whether it may have so many more arenas: a first one, those of its share, or any while half stay free."""
-        arenas, mine = self._arenas(), len(self._writers) + more
-        makers = {arena.pid for arena in arenas if arena.state == "alive"} | {os.getpid()}
-        if mine == 1:
-            return len(makers) <= self._processes
-        left = sum(arena.state != "alive" for arena in arenas) - more
-        in_share = mine <= len(arenas) // self._processes
-        return left >= max(0, self._processes - len(makers)) and (in_share or left >= len(arenas) / 2)
-
-    def _join(self) -> bool:
-        """Take an arena to fill next; return False if this process may not, and then, if it has one, for a second."""
-        self._check_open()
-        if self._writers and time.monotonic() < self._join_again:
-            return False
-        joined = self._take()
-        self._join_again = 0.0 if joined else time.monotonic() + _REST
-        return joined
-
-    def _take(self, turns: int = 3) -> bool:
-        """Take a used arena rather than a new one; return False if this process may not."""
-        if not turns or not self._may_have(1):
-            return False
-        try:
-            writer = ObjectStoreWriter.open(
-                self._name,
-                capacity=self._arena_bytes,
-                n_readers=_READERS,
-                n_writers=self._n_arenas,
-                max_objects=self._n_objects,
-                prefault=self._prefault,
-                dir=self._dir,
-                wait=_PATIENCE,
-            )
-        except (errors.WriterActiveError, errors.StoreSpaceError):
-            if not self._writers:
-                raise
-            return False
-        except errors.LayoutMismatchError as error:
-            hint = f"these are parts of {self!r}: pass one capacity and one number of processes everywhere"
-            raise errors.LayoutMismatchError(error.message, hint=hint) from error
-        self._held.append(writer)
-        self._writers.insert(0, writer)
-        if not self._may_have(0):  # another one has joined since the first look, and may leave as well
-            self._writers.remove(writer)
-            self._held.remove(writer)
-            writer.close()
-            time.sleep(random.uniform(0, _TURN))
-            return self._take(turns - 1)
-        if self._reader is not None and self._reader.store_id != writer.handle.store_id:
-            self._drop_reader()  # of a cache that was removed
-        if not self._prefault:
-            touch_pages(writer)
-        return True
-
-    def _writing(self) -> ObjectStoreWriter:
-        """Return the arena that is being filled; WriterActiveError if this process only reads."""
-        with self._lock:
-            if not self._writers and not self._join():
-                raise errors.WriterActiveError(
-                    f"as many processes as the cache is for ({self._processes}) make values: this one only reads",
-                    hint="pass a larger number of processes, in all of them",
-                )
-            return self._writers[0]
-
-    def _room_for(self, nbytes: int) -> ObjectStoreWriter:
-        """Return the arena for a value of so many bytes: one with room, else the next one to evict from for a lap."""
-        with self._lock:
-            self._writing()
-            if nbytes > self._arena_bytes:
-                raise errors.ObjectTooLargeError(
-                    f"{nbytes} bytes are more than the {self._arena_bytes} that a value takes at most",
-                    hint="this is capacity / (4 * processes): raise capacity, or lower processes",
-                )
-            nbytes = max(nbytes, self._arena_bytes // self._n_objects)  # its part of the slots
-            if nbytes > self._left:
-                self._left = self._free()
-                while nbytes > self._left and self._join():
-                    self._left = self._free()
-                if nbytes > self._left:
-                    self._writers.append(self._writers.pop(0))
-                    self._left = self._arena_bytes
-            self._left -= nbytes
-            return self._writers[0]
-
-    def _free(self) -> int:
-        seen = self._writers[0].stats()
-        slots = (seen.max_objects - seen.objects) * (self._arena_bytes // self._n_objects)
-        return min(seen.capacity - seen.used_bytes, slots)
 
     # ---- one value
 
     def _look(self, key: str, copy: bool = False, private: bool = False) -> Any:
         """Return the value, or _ABSENT; an expired one is absent."""
-        if (reader := self._reading()) is None:
+        if (reader := self._arenas.reading()) is None:
             packed_key(key)  # which says what is wrong with it
             return _ABSENT
         try:
@@ -340,18 +162,18 @@ class Cache(MutableMapping[str, Any]):
         except errors.ObjectBusyError:  # its process was stopped while it evicted it
             pass
         except errors.StoreClosedError:
-            if reader is self._reader:
+            if reader is self._arenas.reader:
                 raise
             return self._look(key, copy, private)  # another thread has dropped it: of a cache that was removed
         return _ABSENT
 
     def _is_replaced(self, key: str) -> bool:
         """Say whether another one replaces the value just now: what is missing then is not absent."""
-        return (reader := self._reading()) is not None and reader.claimed(key, namespace=_PUTS)
+        return (reader := self._arenas.reading()) is not None and reader.claimed(key, namespace=_PUTS)
 
     def _settled(self, key: str, copy: bool = False, private: bool = False) -> Any:
         """Look, and if the value is just being replaced, look again when that is over."""
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + PATIENCE
         while (value := self._look(key, copy, private)) is _ABSENT and time.monotonic() < end:
             if not self._is_replaced(key):
                 return self._look(key, copy, private)  # the first look may have met one that is over by now
@@ -361,7 +183,7 @@ class Cache(MutableMapping[str, Any]):
     @contextmanager
     def _alone_with(self, key: str) -> Iterator[ObjectStoreWriter]:
         """Keep other threads and processes from replacing or removing this key's value meanwhile."""
-        writer, end = self._writing(), time.monotonic() + _PATIENCE
+        writer, end = self._arenas.writing(), time.monotonic() + PATIENCE
         while (claim := writer.find_or_claim(key, namespace=_PUTS)) is None and time.monotonic() < end:
             time.sleep(_AGAIN)
         try:
@@ -382,28 +204,25 @@ class Cache(MutableMapping[str, Any]):
         with self._alone_with(key) as writer:
             if how and (found := self._look(key, *how)) is not _ABSENT:
                 return found
-            if how and self._reading() is None and writer.is_cached(key):
+            if how and self._arenas.reading() is None and writer.is_cached(key):
                 return value  # too many processes read for this one to look
             writer.delete(key)  # in all arenas
             writer, ref = self._put(key, (deadline, value), nbytes)
         try:
-            reader = self._reading() if how else None
+            reader = self._arenas.reading() if how else None
             return reader.get(ref, how[0], private=how[1])[1] if how and reader else value
         finally:
             writer.cancel(ref)
 
     def _put(self, key: str, value: Any, nbytes: int) -> tuple[ObjectStoreWriter, ObjectRef]:
         """Store it in one of this process's arenas, with a lease that only that writer ends."""
-        tries = 1 + len(self._writers)
+        tries = 1 + len(self._arenas.writers)
         while True:
-            writer = self._room_for(nbytes)
+            writer = self._arenas.room_for(nbytes)
             try:
                 return writer, writer.put(key, value, hold=True)
             except errors.StoreFullError:
-                with self._lock:  # it has no gap of this size, whatever it has free: the next arena
-                    if self._writers[:1] == [writer] and not self._join():
-                        self._writers.append(self._writers.pop(0))
-                        self._left = self._arena_bytes
+                self._arenas.pass_by(writer)
                 if not (tries := tries - 1):
                     raise
 
@@ -455,13 +274,8 @@ class Cache(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the keys; expired values count until they are replaced or evicted."""
-        self._check_open()
-        try:
-            with StoreInspector.open(self._name, self._dir) as seen:
-                there = [slot.key for slot in seen.slots() if slot.state == "live" and not slot.deleted]
-        except (errors.StoreNotFoundError, errors.LayoutMismatchError):  # not there, or being made
-            there = []
-        return iter(dict.fromkeys(key for key in there if key is not None))
+        self._arenas.check_open()
+        return iter(dict.fromkeys(key for key in self._arenas.keys() if key is not None))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -487,15 +301,15 @@ class Cache(MutableMapping[str, Any]):
 
     def clear(self) -> None:
         """Remove all values, of all processes; WriterActiveError if this process only reads."""
-        if self._file_now():
-            self._writing().clear()
+        if self._arenas.file_now():
+            self._arenas.writing().clear()
 
     # ---- making
 
     def _hit(self, key: str, copy: bool, private: bool) -> Any:
         """Return the value if it is there and can be had at once, or _ABSENT."""
         value = _ABSENT
-        if self._reader is not None:
+        if self._arenas.reader is not None:
             with suppress(errors.ShmStoreError):  # which the steps meet again
                 value = self._look(key, copy, private)
                 self._counts["hits"] += value is not _ABSENT
@@ -505,7 +319,7 @@ class Cache(MutableMapping[str, Any]):
         """Return the value or _ABSENT, a claim or None, and whether another one makes it."""
         claim, source = None, None
         try:
-            source = self._reading() or self._writing()
+            source = self._arenas.reading() or self._arenas.writing()
             if (value := self._look(key, *how)) is _ABSENT:
                 if self._is_replaced(key):
                     return value, None, True
@@ -513,11 +327,11 @@ class Cache(MutableMapping[str, Any]):
                 value = value if claim is None else self._look(key, *how)  # again: it may have come meanwhile
             return value, claim, value is _ABSENT and claim is None
         except errors.StoreClosedError:
-            if source is None or source in self._held:
+            if source is None or source in self._arenas.held:
                 raise
             return self._turn(key, how)  # as in `_look`
         except errors.ShmStoreError as error:
-            self._say_once(type(error).__name__, error)
+            self._arenas.say_once(type(error).__name__, error)
             return _ABSENT, None, False
 
     def _steps(
@@ -527,7 +341,7 @@ class Cache(MutableMapping[str, Any]):
         check_flags(copy=copy, private=private)
         how, end = (copy, private), time.monotonic() + seconds_of("wait", wait)
         expire = None if expire is None else seconds_of("expire", expire)
-        if (self._path, key) in _making.get():
+        if (self._arenas.path, key) in _making.get():
             raise RuntimeError(
                 f"what makes {errors.shown(key)} asks the cache for it (hint: call what computes it instead)"
             )
@@ -538,7 +352,7 @@ class Cache(MutableMapping[str, Any]):
                 break
             yield _pause
         self._counts["misses" if value is _ABSENT else "hits"] += 1
-        token = _making.set((*_making.get(), (self._path, key)))
+        token = _making.set((*_making.get(), (self._arenas.path, key)))
         try:
             if value is not _ABSENT:
                 return value
@@ -552,7 +366,7 @@ class Cache(MutableMapping[str, Any]):
                 _making.reset(token)
 
     def _keep(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool]) -> Any:
-        if not self._writers and time.monotonic() < self._join_again:
+        if self._arenas.only_reads():
             self._counts["reads only"] += 1
             return value
         try:
@@ -561,7 +375,7 @@ class Cache(MutableMapping[str, Any]):
             why = next(why for why, kinds in _WHY.items() if isinstance(error, kinds))
             self._counts[why] += 1
             if why in ("reads only", "failed"):
-                self._say_once(why, error)
+                self._arenas.say_once(why, error)
             return value
 
     def get_or_make(
@@ -621,7 +435,9 @@ class Cache(MutableMapping[str, Any]):
                 if step is _pause:
                     await asyncio.sleep(_AGAIN)
                     continue
-                if inspect.iscoroutinefunction(step) or (self._reader and getattr(step, "func", None) == self._turn):
+                if inspect.iscoroutinefunction(step) or (
+                    self._arenas.reader and getattr(step, "func", None) == self._turn
+                ):
                     said = step()  # a turn takes microseconds, once this process reads
                 else:
                     said = await asyncio.to_thread(step)
@@ -666,23 +482,19 @@ class Cache(MutableMapping[str, Any]):
 
     def stats(self) -> CacheStats:
         """Return what this process has done since it opened the cache, and what all have in it."""
-        arenas = self._arenas()
+        arenas = self._arenas.seen()
         return CacheStats(
             **{name: self._counts[name] for name in ("hits", "misses", "made")},
             not_stored={why: self._counts[why] for why in _WHY},
             objects=sum(arena.objects for arena in arenas),
             used_bytes=sum(arena.used_bytes for arena in arenas),
             reserved_bytes=sum(arena.capacity for arena in arenas if arena.state != "free"),
-            capacity=self._arena_bytes * self._n_arenas,
+            capacity=self._arenas.count * self._arenas.nbytes,
         )
 
     def close(self) -> None:
         """Let go of what this process has open; idempotent. The values stay, and so do views of them."""
-        with self._lock:
-            self._closed = True
-            _close(self._held)
-            self._writers.clear()
-            self._reader = None
+        self._arenas.close()
 
     def __enter__(self) -> Self:
         return self
@@ -705,7 +517,8 @@ class Cache(MutableMapping[str, Any]):
 
 def _forget_all() -> None:
     for cache in _caches:
-        cache._forget()
+        cache._arenas.forget()
+        cache._counts.clear()
 
 
 os.register_at_fork(after_in_child=_forget_all)

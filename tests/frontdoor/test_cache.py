@@ -118,8 +118,8 @@ def test_one_greedy_maker_fills_half_of_the_arenas_before_it_evicts(opens: Opens
 def test_a_full_cache_looks_once_a_second_for_another_arena(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, looks, start = opens("2 MiB", processes=2), Mock(), time.monotonic()
     use_all(cache, 32)
-    looks.side_effect = cache._may_have
-    monkeypatch.setattr(cache, "_may_have", looks)
+    looks.side_effect = cache._arenas._may_have
+    monkeypatch.setattr(cache._arenas, "_may_have", looks)
     views = [cache.get_or_make(str(number), partial(filled, number)) for number in range(32, 96)]
     assert 64 == len(views) > cache.stats().not_stored["full"] > 0
     assert looks.call_count <= 1 + time.monotonic() - start
@@ -258,15 +258,15 @@ def test_of_two_that_join_at_once_no_more_stay_than_may_make(opens: Opens, monke
 
 def test_of_two_that_join_at_once_and_leave_one_joins_again(opens: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, looks = opens(processes=1), Mock(side_effect=[True, False, True, True])
-    monkeypatch.setattr(cache, "_may_have", looks)
+    monkeypatch.setattr(cache._arenas, "_may_have", looks)
     cache["a"] = 1
     assert (1, 4) == (cache["a"], looks.call_count)
 
 
 def test_a_process_that_only_reads_looks_once_a_second_for_a_free_arena(opens: Opens) -> None:
     cache, begin = opens(processes=1), time.monotonic()
-    looks = Mock(side_effect=cache._arenas)
-    with alive(hold, opens(processes=1)), patch.object(cache, "_arenas", looks):
+    looks = Mock(side_effect=cache._arenas.seen)
+    with alive(hold, opens(processes=1)), patch.object(cache._arenas, "seen", looks):
         assert list(range(200)) == [cache.get_or_make(f"b{number}", lambda n=number: n) for number in range(200)]
         assert 1 <= looks.call_count <= 1 + time.monotonic() - begin
         assert 200 == cache.stats().not_stored["reads only"]
@@ -540,7 +540,7 @@ def test_an_arena_without_a_large_enough_gap_leaves_the_next_one_to_a_value(open
     cache, unit = opens("8 MiB", processes=2), 1 << 10
     for number in range(150):
         cache[f"{number}"] = filled(1, 100 * unit)
-    first = cache._writers[0]
+    first = cache._arenas.writers[0]
     views = [cache[key] for key in first.keys()[::2]]
     count = 0
     while first.stats().capacity - first.stats().used_bytes < 200 * unit:
