@@ -65,18 +65,18 @@ def measure(mode: str, workers: int, items: int, model: str) -> dict[str, list[f
         **MODES[mode][1],
     )
     cache = llm.llm_engine.renderer.mm_processor_cache
-    look, send, started = cache.is_cached_item, cache.get_and_update_item, [0]
+    look, send, started = cache.is_cached, cache.get_and_update_item, [0]
 
-    def looked(mm_hash: str) -> Any:
+    def looked(mm_hashes: list[str]) -> Any:
         started[0] = time.monotonic_ns()
-        return look(mm_hash)
+        return look(mm_hashes)
 
     def sent(mm_item: Any, mm_hash: str) -> Any:
         if mm_item is not None:  # it was processed since
             started[0] = time.monotonic_ns()
         return send(mm_item, mm_hash)
 
-    cache.is_cached_item, cache.get_and_update_item = looked, sent
+    cache.is_cached, cache.get_and_update_item = looked, sent
     probe = Path(os.environ[PROBE])
     pictures = [photograph(number, SIZE) for number in range(items + 2)]
     times: dict[str, list[float]] = {"miss": [], "hit": [], "request, miss": [], "request, hit": []}
