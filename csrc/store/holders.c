@@ -201,7 +201,7 @@ int shms_writer_holders(shms_writer *w, shms_refusal *why) {
     shms_refusal *last = &w->refusal;
     shms_poll(w);
     uint64_t changes = w->ring.changes;
-    if (w->summed_at == changes && why->kind == last->kind) { /* a caller that tries again need not wait for it again */
+    if (w->summed_at == changes && w->summed_kind == why->kind) { /* as of the last try, probably */
         memmove(&why->kept, &last->kept, SUMS);
         return shms_writer_leave(w, SHMS_OK);
     }
@@ -222,10 +222,9 @@ int shms_writer_holders(shms_writer *w, shms_refusal *why) {
                 return shms_writer_leave(w, SHMS_ECLOSED);
         }
     }
-    if (w->ring.changes == changes && why->kind == last->kind) {
-        memmove(&last->kept, &why->kept, SUMS);
-        w->summed_at = changes;
-    }
+    memmove(&last->kept, &why->kept, SUMS);
+    w->summed_at = changes; /* if others changed something during a yield, the next call sums up again */
+    w->summed_kind = why->kind;
     return shms_writer_leave(w, SHMS_OK);
 }
 

@@ -276,7 +276,6 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     why->longest = longest;
     why->kind = why->quota = why->kind_bytes = 0;
     w->refused_at = w->ring.changes;
-    w->summed_at = 0;
     return code;
 }
 

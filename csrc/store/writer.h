@@ -77,7 +77,7 @@ struct shms_writer {
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
     uint64_t refused_at; /* ring.changes as of the search that led to it */
-    uint64_t summed_at;  /* the same of the shms_writer_holders whose sums it has; 0: none */
+    uint64_t summed_at, summed_kind; /* the same, and the kind, of the shms_writer_holders whose sums it has */
     pthread_cond_t room; /* threads that wait for room; see room.c */
     uint32_t room_waits; /* how many */
     bool room_looks; /* one of them looks for all */
