@@ -1,5 +1,6 @@
 """Metrics: a scrape shows what the store says, under Prometheus's conventions; the dashboard asks for no other."""
 
+import ast
 import gc
 import json
 import logging
@@ -344,10 +345,13 @@ def labels_in_engines() -> dict[str, set[str]]:
     """Return the labels of the metrics that the plug-ins for vLLM and SGLang add, without importing an engine."""
     counters = [f"{figure}_total" for figure in FIGURES]
     encoder = {f"shmstore_encoder_{name}": {"model_name", "engine"} for name in (*counters, "apart")}
-    return encoder | {"shmstore_in_use": {"reason"}}
+    source = (ROOT / "shmstore" / "integrations" / "sglang" / "preprocess.py").read_text()
+    figures = ast.literal_eval(re.search(r"^FIGURES = (\{.*?^\})", source, re.M | re.S)[1])  # type: ignore[index]
+    images = {f"shmstore_preprocess_{name}_total": {"model_name"} for name in figures}
+    return encoder | images | {"shmstore_in_use": {"reason"}}
 
 
-def test_every_alert_names_labels_that_its_metrics_have_and_some_panel_shows_each_encoder_metric() -> None:
+def test_every_alert_names_labels_that_its_metrics_have_and_some_panel_shows_each_engine_metric() -> None:
     labels = all_labels() | labels_in_engines()
     for rule in alert_rules():
         wanted = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
