@@ -71,21 +71,25 @@ static int open_mapped(shms_segment *seg, int role, const shms_expected *expecte
  * is opened. */
 static int open_unfinished(shms_segment *seg, int role, const shms_expected *expected) {
     for (bool ended = false;; ended = true) {
-        uint64_t stamp = 0, size;
+        struct {
+            uint64_t magic, stamp;
+        } seen = {0};
+        uint64_t size;
         bool young = shms_file_is_young(seg);
         int rc = shms_file_size(seg, &size);
         if (rc)
             return rc;
-        if (pread(seg->fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) < 0)
+        if (pread(seg->fd, &seen, sizeof seen, 0) < 0)
             return SHMS_ESYS;
         rc = open_mapped(seg, role, expected);
-        if (rc != SHMS_ELAYOUT || stamp != 0)
+        if (rc != SHMS_ELAYOUT || seen.stamp != 0)
             return rc;
         if (shms_segment_written(seg)) /* the creator is writer 0 or the owner */
             return role == SHMS_ROLE_WRITER && shms_segment_held(seg, role) ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
         if (!shms_segment_named(seg)) /* finished, and closed already */
             return SHMS_ENOSTORE;
-        if (size == 0 && (role >= 0 || young))
+        if (role >= 0 ? size == 0 || seen.magic == SHMS_MAGIC /* a dead creator's: who opens it next creates it */
+                      : size == 0 && young)
             return SHMS_ECREATING;
         if (ended) /* checked again after the lock was found free: nobody will finish it */
             return SHMS_ELAYOUT;

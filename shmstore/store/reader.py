@@ -108,8 +108,9 @@ class ObjectStoreReader(Claiming[PinnedRef], Closable):
         after this call. A handle that is passed with it says which store it must be.
 
         The store must have `n_readers` ranks, if they are given: LayoutMismatchError.
-        With `wait`, waits so many seconds for a store that is not there yet or is being created; if in doubt, use 60
-        with a name, and nothing with a handle, whose store exists. `serde` must be the writer's.
+        With `wait`, waits so many seconds for a store that is not there yet or is being created, also again after its
+        creator was killed; if in doubt, use 60 with a name, and nothing with a handle, whose store exists. `serde` must
+        be the writer's.
         If a rank attaches again, older leases do not expect it. The store must be this user's and closed to others;
         with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError, ValueError for a rank out
         of range, and RankInUseError if a process (or a view of a closed reader) has the rank for 100 ms. Raises

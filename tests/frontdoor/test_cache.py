@@ -551,6 +551,14 @@ def test_an_arena_without_a_large_enough_gap_leaves_the_next_one_to_a_value(open
     assert views
 
 
+def test_a_cache_that_was_being_made_by_a_killed_process_is_empty_and_is_made_again(opens: Opens) -> None:
+    cache = opens()
+    Path(cache._arenas.path).write_bytes(b"SHMSTOR1" + bytes(1 << 16))
+    assert (None, False, 0) == (cache.get("a"), "a" in cache, len(cache))
+    assert 1 == cache.get_or_make("a", lambda: 1)
+    assert 1 == cache["a"]
+
+
 def test_popitem_passes_by_what_has_expired(opens: Opens) -> None:
     cache = opens()
     cache.put("a", 1, expire=0)

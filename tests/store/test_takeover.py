@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from shmstore import (
 )
 from shmstore.cli.main import main
 from shmstore.multimodal import ShmObjectStoreReceiverCache
+from tests.store.test_segments import MAGIC
 from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, segments
 
 OPTIONS: dict[str, Any] = {"capacity": 64 * 1024, "n_readers": 2}
@@ -116,6 +118,18 @@ def test_a_creation_that_is_going_on_is_waited_for(stores: Stores, name: str) ->
         assert 1 == reader.writer_epoch
     finally:
         child.kill()
+
+
+def test_a_reader_waits_for_who_creates_the_store_again_after_a_death_in_its_creation(
+    stores: Stores, name: str
+) -> None:
+    (SHM / name).write_bytes(MAGIC + bytes(1 << 16))  # as a killed creator leaves it
+    with raises(StoreNotFoundError, [name, "creation"]):
+        ObjectStoreReader.attach(name)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ObjectStoreReader.attach, name, wait=60)
+        writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS))
+        assert writer.handle.store_id == stores.keep(waiting.result()).store_id
 
 
 def test_the_time_is_over_at_its_end_and_a_free_rank_is_found_too(
