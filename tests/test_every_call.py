@@ -98,13 +98,18 @@ def killed_before(number: int, act: Callable[[Say], None]) -> tuple[list[str], b
 
 
 class OfStore:
-    """It creates a store, puts, and claims a key."""
+    """It creates a store without a name, and one with a name; it puts, and claims a key."""
+
+    @staticmethod
+    def pass_by(folder: Path) -> None:
+        ObjectStoreWriter.create(capacity=1 << 20, n_readers=1, dir=folder).close()
 
     @staticmethod
     def opened(folder: Path) -> ObjectStoreWriter:
         return ObjectStoreWriter.open("s", capacity=1 << 20, n_readers=1, n_writers=2, dir=folder)
 
     def act(self, folder: Path, say: Say) -> None:
+        self.pass_by(folder)
         with self.opened(folder) as writer:
             for key in "ab":
                 writer.put(key, np.full(999, ord(key)), hold=True)
@@ -125,6 +130,7 @@ class OfStore:
                     writer.put(f"{number}", np.ones(100 << 10, np.uint8), lease=False)
                 assert isinstance(reader.find_or_claim("c", wait=0), Claim)
         ObjectStoreWriter.unlink("s", dir=folder)
+        self.pass_by(folder)  # which removes what is left of the one without a name
 
 
 class OfCache:

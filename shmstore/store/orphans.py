@@ -59,7 +59,8 @@ def _at_exit() -> None:
 def remove_dead(folder: str) -> None:
     """Remove and log each store of this user in a folder that has a generated name, a dead writer and no live rank.
 
-    A store that was closed with `unlink=False`, or recovered, stays: somebody may ask for it.
+    So is one whose creator died before it was complete. A store that was closed with `unlink=False`, or recovered,
+    stays: somebody may ask for it.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -70,7 +71,7 @@ def remove_dead(folder: str) -> None:
 
 def _remove_if_dead(place: str) -> None:
     file = classify(place)
-    if file.ephemeral and file.owner_uid == os.geteuid():
+    if (file.ephemeral or file.state == "unfinished") and file.owner_uid == os.geteuid():
         native.remove(place, file.device, file.inode, file.file_bytes, False)  # probes again, under the writer's lock
         _log.warning("removed store %s of %d bytes, whose process ended without closing it", place, file.file_bytes)
 
