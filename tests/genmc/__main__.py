@@ -85,9 +85,8 @@ def run(genmc: str, sources: Path, program: str, model: str) -> Result:
         f"-I{sources}",
         HERE / f"{program}.c",
     ]
-    scratch = {**os.environ, "TMPDIR": str(sources)}  # where it leaves files after an error
     with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=subprocess.STDOUT, env=scratch)
+        process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=subprocess.STDOUT)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
