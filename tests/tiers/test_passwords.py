@@ -61,20 +61,6 @@ def test_without_both_a_command_says_how_to_give_one(
     assert "SHMSTORE_TIER" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("url", "part"),
-    [
-        ("host:6379", "scheme"),
-        ("http://host", "scheme"),
-        ("file://host/dir", "slashes"),
-        ("redis://h?speed=1", "speed"),
-    ],
-)
-def test_a_url_that_cannot_be_read_is_a_wrong_argument(url: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 2 == main(["tier", "check", url])
-    assert part in capsys.readouterr().err
-
-
 def test_neither_logs_nor_metrics_nor_records_have_the_password(
     url: str, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
