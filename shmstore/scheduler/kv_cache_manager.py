@@ -444,14 +444,12 @@ class KVCacheManager:
         """
         if len(blocks) != self.num_groups:
             raise ValueError(f"{len(blocks)} sequences of blocks for {self.num_groups} groups")
-        return self._own(KVCacheBlocks(blocks))
-
-    def _own(self, blocks: KVCacheBlocks) -> KVCacheBlocks:
-        if not blocks.packed_ids:
+        made = KVCacheBlocks(blocks)
+        if not made.packed_ids:
             return self.empty_kv_cache_blocks
-        if blocks.pool is not self.block_pool:
+        if made.pool is not self.block_pool:
             raise ValueError("the blocks belong to another manager")
-        return blocks
+        return made
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant of the tables or the pool."""
