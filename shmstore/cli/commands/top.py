@@ -4,7 +4,7 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +130,7 @@ class Watcher:
         ]
 
 
-# Names of orders, and the value by which each sorts, largest first.
+# Names of orders, and the value by which each sorts, largest first; equal ones stay as they are.
 _Orders = dict[str, Callable[[Any], float]]
 _STORE_ORDERS: _Orders = {
     "name": lambda sample: 0,
@@ -148,11 +148,6 @@ _RANK_ORDERS: _Orders = {
 }
 
 
-def _sorted(found: Iterable[Any], orders: _Orders, order: str) -> list[Any]:
-    """Return samples or readers by an order; equal ones stay as they are."""
-    return sorted(found, key=orders[order], reverse=True)
-
-
 def draw_all(console: Console, samples: Sequence[Sample], order: str) -> RenderableType:
     """Return the sorted table of all stores."""
     columns = (
@@ -160,7 +155,7 @@ def draw_all(console: Console, samples: Sequence[Sample], order: str) -> Rendera
         *("refusal/s", "oldest lease"),
     )
     rows: list[tuple[list[str], str]] = []
-    for sample in _sorted(samples, _STORE_ORDERS, order):
+    for sample in sorted(samples, key=_STORE_ORDERS[order], reverse=True):
         facts, rate = sample.segment.facts, sample.per_second
         if facts is None:
             other = sample.segment.state == "ok"  # another user's
@@ -232,7 +227,7 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
         table.add_row(f"hit ratio at {factor}x capacity", recent, hit_ratio(facts, factor))
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
     table.add_row("refusals", f"{rate['refusals']:.1f}", str(facts.refusals))
-    ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
+    ranks = readers_table(console, sorted(sample.readers, key=_RANK_ORDERS[order], reverse=True), "ranks")
     kinds: list[RenderableType] = [Text(), kinds_table(console, sample.kinds)] if sample.kinds else []
     arenas: list[RenderableType] = [Text(), writers_table(console, facts.writers)] if several else []
     return Group(head, used, *_tier(sample, "tier"), Text(), table, *arenas, *kinds, Text(), ranks)
