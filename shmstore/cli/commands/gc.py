@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 
-from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.common import add_dir, add_json, age, complain, print_json, size, store_argument
 from shmstore.cli.commands.ls import owner
 from shmstore.cli.commands.tables import cell, make_console, make_table
@@ -65,18 +65,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _segments(arguments: argparse.Namespace) -> list[SegmentInfo]:
-    if arguments.names:
-        segments = [look_at(name, dir=arguments.dir) for name in arguments.names]
-    else:
-        segments = find_segments(dir=arguments.dir)
-    return settled(segments)
-
-
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.force and not arguments.names:
         return complain("gc", "--force needs the names of the stores to remove", EXIT_USAGE)
-    segments = _segments(arguments)
+    named = [look_at(name, dir=arguments.dir) for name in arguments.names]
+    segments = settled(named or find_segments(dir=arguments.dir))
     alive = [info for info in segments if info.writer_alive]
     candidates = [_judge(info, arguments.force) for info in segments if not info.writer_alive]
     status = EXIT_OK
@@ -95,7 +88,7 @@ def _run(arguments: argparse.Namespace) -> int:
     queues = [] if arguments.names else dead_queues(arguments.dir, remove=arguments.yes)
     if arguments.json:
         print_json({"ok": status == EXIT_OK, "segments": candidates, "queues": queues})
-        return status if status == EXIT_OK else EXIT_WRONG
+        return status
     for folder in queues:
         print(f"{folder}: a queue whose processes are dead, {'removed' if arguments.yes else 'would be removed'}")
     if candidates:
@@ -104,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print("no segments of dead writers")
     if not arguments.yes and (queues or any(not candidate.kept_because for candidate in candidates)):
         print(_ADD)
-    return status if status == EXIT_OK else EXIT_WRONG
+    return status
 
 
 def _verdict(candidate: _Candidate, asked: bool) -> str:
