@@ -183,7 +183,7 @@ def _answer(question: Callable[[], T], otherwise: T) -> T:
         return otherwise
 
 
-def _feed_pairs(write: _Write, tag: bytes, pairs: dict[Any, Any], path: str) -> None:
+def _feed_pairs(write: _Write, pairs: dict[Any, Any], path: str) -> None:
     encoded = []
     for key, value in pairs.items():
         if not isinstance(key, (str, bytes, int, float, tuple, type(None))):
@@ -192,7 +192,7 @@ def _feed_pairs(write: _Write, tag: bytes, pairs: dict[Any, Any], path: str) -> 
         _feed(name.extend, key, cut(f"{path}[{shown(key)}]"))
         encoded.append((bytes(name), key, value))
     encoded.sort(key=lambda entry: entry[0])
-    write(tag + _pack_length(len(encoded)))
+    write(b"D" + _pack_length(len(encoded)))
     for stream, key, value in encoded:
         write(stream)
         _feed(write, value, cut(f"{path}[{shown(key)}]"))
@@ -236,12 +236,12 @@ def _feed(write: _Write, value: Any, path: str) -> None:
         for index, part in enumerate(value):
             _feed(write, part, f"{path}[{index}]")
     elif isinstance(value, dict):
-        _feed_pairs(write, b"D", value, path)
+        _feed_pairs(write, value, path)
     elif isinstance(value, MultiModalKwargsItem):
         _feed_bytes(write, b"M", value.modality.encode())
-        _feed_pairs(write, b"D", value.get_data(), path)
+        _feed_pairs(write, value.get_data(), path)
         fields = {key: f"{type(elem.field).__name__}{getattr(elem.field, 'dim', '')}" for key, elem in value.items()}
-        _feed_pairs(write, b"D", fields, path)
+        _feed_pairs(write, fields, path)
     elif (pillow := sys.modules.get("PIL.Image")) is not None and isinstance(value, pillow.Image):
         _feed_image(write, value, path)
     elif isinstance(value, torch.dtype):
