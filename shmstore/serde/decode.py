@@ -362,10 +362,9 @@ def _big_int(node: tuple[Any, ...]) -> int:
 def _key(node: Any, left: int) -> Any:
     if type(node) in ATOMS:
         return node
-    if left <= 0 or type(node) is not tuple or not node:
-        raise CorruptStoreError("the meta bytes hold a key that is neither a scalar nor a tuple of scalars")
-    if node[0] is _TUPLE:
-        return tuple([_key(item, left - 1) for item in node[1:]])
-    if node[0] is _INT:
-        return _big_int(node)
+    if left > 0 and type(node) is tuple and node:
+        if node[0] is _TUPLE:
+            return tuple([_key(item, left - 1) for item in node[1:]])
+        if node[0] is _INT:
+            return _big_int(node)
     raise CorruptStoreError("the meta bytes hold a key that is neither a scalar nor a tuple of scalars")
