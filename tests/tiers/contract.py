@@ -285,19 +285,15 @@ class Contract:
         assert 3 <= hits.count(len(payloads) - 1)
 
     @pytest.mark.parametrize(
-        ("spans", "error"),
-        [
-            ([], ValueError),
-            ([memoryview(b"a")] * 65, ValueError),
-            ([memoryview(b"a"), memoryview(b"abcd")[::2]], ValueError),
-        ],
+        "spans",
+        [[], [memoryview(b"a")] * 65, [memoryview(b"a"), memoryview(b"abcd")[::2]]],
         ids=["no spans", "too many", "not contiguous"],
     )
     def test_what_is_not_1_to_64_contiguous_spans_is_refused_and_changes_nothing(
-        self, tier: Tier, key: str, spans: Any, error: type[Exception]
+        self, tier: Tier, key: str, spans: Any
     ) -> None:
         tier.publish(key, views(values_of([5, 6])))
-        with pytest.raises(error):
+        with pytest.raises(ValueError, match="1 to 64"):
             tier.publish(key, spans)
         assert values_of([5, 6]) == fetch(tier, key)
 
