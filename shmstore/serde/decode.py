@@ -319,12 +319,11 @@ class _Compiler:
             except (TypeError, ValueError, OverflowError) as error:
                 raise CorruptStoreError(f"the meta bytes hold an impossible shape: {cut(error)}") from error
             return build_empty
+        # Copied as bytes, because numpy's copy leaves out the padding of structured dtypes.
+        raw = (nbytes,)
         if self.mode == "device":
-            of_bytes = (nbytes,)
-            return lambda payload: ndarray(shape, dtype, ndarray(of_bytes, np.uint8, payload[0], offset).copy())
+            return lambda payload: ndarray(shape, dtype, ndarray(raw, np.uint8, payload[0], offset).copy())
         if self.mode == "copy":
-            # As bytes, because numpy's copy leaves out the padding of structured dtypes.
-            raw = (nbytes,)
             return lambda payload: ndarray(shape, dtype, ndarray(raw, np.uint8, payload, offset).copy())
         if self.mode == "write":
             return lambda payload: ndarray(shape, dtype, payload, offset)
