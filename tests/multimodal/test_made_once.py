@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shmstore import CacheMissError, ObjectStoreWriter
+from shmstore import CacheMissError
 from shmstore.multimodal import ShmObjectStoreSenderCache as Sender
 from shmstore.multimodal.caches import shm_sender as module
 from shmstore.multimodal.caches.base import Begun
@@ -21,17 +21,9 @@ from shmstore.multimodal.values.types import MULTIMODAL
 from shmstore.store import claims
 from shmstore.store.arguments import MAX_KEY
 from tests.multimodal.helpers import MIB, item, shm_sender, update
-from tests.multimodal.test_several_servers import Server, settings_of, two
-from tests.support import segments
+from tests.multimodal.test_several_servers import Server, _named_stores_go, settings_of, two  # noqa: F401 a fixture
 
 HOURS = 7200.0
-
-
-@pytest.fixture(autouse=True)
-def _named_stores_go() -> Iterator[None]:
-    yield
-    for left in segments():
-        ObjectStoreWriter.unlink(left)
 
 
 @pytest.fixture
