@@ -13,8 +13,6 @@ from shmstore import (
     ObjectStoreWriter,
 )
 from shmstore.multimodal import (
-    MultiModalBatchedField,
-    MultiModalFieldElem,
     MultiModalKwargsItem,
     ShmObjectStoreSenderCache,
     factories,
@@ -22,6 +20,7 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from tests.multimodal.helpers import MIB, config, item, shm_sender, update
+from tests.multimodal.test_shm_pair import unknown
 from tests.support import SHM, Child
 
 
@@ -34,13 +33,8 @@ def _sender() -> ShmObjectStoreSenderCache:
     return sender
 
 
-def _given(mm_hash: str, nbytes: int = 30) -> tuple[MultiModalKwargsItem, list[Any]]:
-    return item(nbytes), [update(mm_hash * 1000)]
-
-
-def _unknown() -> MultiModalKwargsItem:
-    """Return an item of a type that the serializer does not know."""
-    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())])
+def _given(mm_hash: str) -> tuple[MultiModalKwargsItem, list[Any]]:
+    return item(30), [update(mm_hash * 1000)]
 
 
 def _state(sender: ShmObjectStoreSenderCache) -> dict[str, Any]:
@@ -63,7 +57,7 @@ def test_a_batch_that_fails_keeps_the_updates_of_an_item_whose_lease_was_refused
         held = _leases(sender)
         before = _state(sender)
         with pytest.raises(TypeError, match="no serializer"):
-            sender.get_and_update([_given("a"), (_unknown(), [])], ["a", "bad"])
+            sender.get_and_update([_given("a"), (unknown(), [])], ["a", "bad"])
         assert before == _state(sender)
         assert sender.is_cached_item("a")
         assert len(held) == sender.release(held)
