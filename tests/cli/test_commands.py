@@ -195,6 +195,8 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
     for wrong in ("0", "x"):
         assert 2 == cli.main(["top", "--interval", wrong])
         assert 2 == cli.main(["ls", "--pid", wrong])
+    assert 2 == cli.main(["dump", "x", "--out", "y"])
+    assert "--out needs --tensor" in capsys.readouterr().err
     assert 2 == cli.main(["dump", "x", "--namespace", "a"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels", "--out", "y"])
@@ -210,11 +212,6 @@ def test_ls_shows_the_stores_whose_name_matches(stores: Stores) -> None:
     assert (True, False) == (name in shown, other in shown)
     assert "matches none" in (ran := piped("ls", "none")).out
     assert ran.status == 0
-
-
-def test_an_out_without_a_tensor_says_what_it_needs() -> None:
-    assert "--out needs --tensor" in (ran := piped("dump", "x", "--out", "y")).err
-    assert ran.status == 2
 
 
 def test_without_a_command_all_of_them_are_listed() -> None:
