@@ -32,6 +32,7 @@ __all__ = ["Cache", "CacheStats"]
 
 _HEAD = 256  # bytes of an object beside its key, metadata and arrays, at most
 _AGAIN = 0.003  # seconds between two looks at another process's claim
+_LOOKS = 3  # how often a value must be absent; each time a thread may lose the processor at the wrong moment
 _MAKES, _PUTS = "make", "put"  # namespaces of claims
 _ABSENT: Final = object()
 _NONE_GIVEN: Final = object()
@@ -172,12 +173,17 @@ class Cache(MutableMapping[str, Any]):
         return (reader := self._arenas.reading()) is not None and reader.claimed(key, namespace=_PUTS)
 
     def _settled(self, key: str, copy: bool = False, private: bool = False) -> Any:
-        """Look, and if the value is just being replaced, look again when that is over."""
-        end = time.monotonic() + PATIENCE
-        while (value := self._look(key, copy, private)) is _ABSENT and time.monotonic() < end:
-            if not self._is_replaced(key):
-                return self._look(key, copy, private)  # the first look may have met one that is over by now
-            _pause()
+        """Look until the value is found, or was absent several times while nobody replaced it.
+
+        Once is not enough: the look may fall into a replacement that is over when we ask for its claim. To take that
+        claim here would be exact, but those who wait for a value would hold up who puts it.
+        """
+        end, absent = time.monotonic() + PATIENCE, 0
+        while (value := self._look(key, copy, private)) is _ABSENT and absent < _LOOKS and time.monotonic() < end:
+            absent += 1
+            if self._is_replaced(key):
+                absent = 0
+                _pause()
         return value
 
     @contextmanager

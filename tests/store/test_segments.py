@@ -366,9 +366,9 @@ def test_a_damaged_geometry_is_refused_by_both_sides(segment: Path, field: str) 
     error = "LayoutMismatchError" if field in ("magic", "stamp") else "CorruptStoreError"
     true = peek(segment, FIELDS[field])
     values = {*STRANGE, true + 1, true * 2, true ^ 2**40} - {true}
-    refused = dict.fromkeys(values, {"attach": error, "recover": error})
+    refused = {value: {"attach": error, "recover": error} for value in values}
     if field == "stamp":  # it is stored last: nobody has created the store to its end
-        refused[0] = {"attach": "StoreNotFoundError", "recover": error}
+        refused[0]["attach"] = "StoreNotFoundError"
     assert refused == in_child(under_each, segment, FIELDS[field], values)
     assert "yes" == in_child(try_everything, segment.name)["valid"]
 
