@@ -66,16 +66,17 @@ def killed_before(number: int, act: Callable[[Say], None]) -> tuple[list[str], b
         os.write(writing, f"{text}\n".encode())
 
     if (pid := os.fork()) == 0:
-        status = 2
+        if _ptrace(_TRACEME):
+            os._exit(2)
+        status = 1
         with suppress(BaseException):
-            status = 2 if _ptrace(_TRACEME) else 1
             os.kill(os.getpid(), signal.SIGSTOP)
             act(say)
             status = 0
         os._exit(status)
     os.close(writing)
     killed, info, passed_on = False, _Info(), 0
-    os.waitpid(pid, 0)
+    status = os.waitpid(pid, 0)[1]
     _ptrace(_SETOPTIONS, pid, 0, _OPTIONS)
     while _ptrace(_SYSCALL, pid, 0, passed_on) == 0:
         status = os.waitpid(pid, 0)[1]
@@ -204,17 +205,14 @@ class OfQueue:
 @pytest.mark.parametrize("life", [OfStore(), OfCache(), OfQueue()], ids=["store", "cache", "queue"])
 def test_a_process_that_is_killed_before_any_of_its_calls_harms_nobody(life: Any, folder: Path) -> None:
     for number in count(1):
-        within = folder / str(number)
-        within.mkdir()
-        said, killed = killed_before(number, partial(life.act, within))
-        for path in within.iterdir():
+        said, killed = killed_before(number, partial(life.act, folder))
+        for path in folder.iterdir():
             if path.stat().st_size == 0:
                 os.utime(path, (0, 0))  # while it is young, the next process waits some seconds for its creator
         begin = time.monotonic()
-        in_child(life.check, within, said)
+        in_child(life.check, folder, said)
         assert time.monotonic() - begin < 8, f"somebody has waited for the one that died before call {number}"
-        assert [] == [*within.iterdir()], f"the one that died before call {number} has left something"
-        within.rmdir()
+        assert [] == [*folder.iterdir()], f"the one that died before call {number} has left something"
         if not killed:
             break
     assert number > 30
