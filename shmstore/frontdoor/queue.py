@@ -53,7 +53,7 @@ _AGAIN, _LOOK = 0.001, 0.1
 _STAMP = 16
 """Digits of the time with which a key starts, so that keys sort by it; the rest is its lane."""
 _PART = 512
-"""Keys that the kernel surely lists in one part: one takes 48 bytes of the 32 KiB that listdir asks for."""
+"""Keys that the kernel surely lists in one part: each takes 48 bytes of the 32 KiB that glibc asks for."""
 _GONE = 16
 """After how many puts a producer looks what is gone; it also looks when its arena is full."""
 _queues: "weakref.WeakSet[Queue]" = weakref.WeakSet()
