@@ -43,6 +43,7 @@ from shmstore.refs import ObjectRef
 from shmstore.serde import Encoded, ObjectSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 from shmstore.store.arguments import checked_name, int_of, seconds_of, serde_of, size_of
+from shmstore.store.diagnostics import unusable
 from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
 
 __all__ = ["Delivery", "Queue"]
@@ -126,7 +127,10 @@ def _made(parent: str, capacity: int, processes: int) -> tuple[str, int]:
     """Make a queue without a name; return its folder and its lock. First remove those whose processes have died."""
     dead_queues(parent, remove=True)
     while True:
-        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        try:
+            folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        except OSError as error:
+            raise unusable(error, os.path.join(parent, _PREFIX)) from None
         with suppress(FileNotFoundError):  # another process has taken it for a dead one's
             lock = _locked(folder)
             break
@@ -171,6 +175,8 @@ def _opened(path: str, capacity: int, processes: int) -> int:
 
 def _pauses(timeout: float | None, longest: float, error: type[Exception]) -> Iterator[float]:
     """Yield how long to wait after each try that fails; raise the error when the time is over."""
+    if isinstance(timeout, bool):  # as `multiprocessing.Queue` has `block` there
+        raise TypeError("timeout must be a number of seconds, not a bool (hint: put_nowait and get_nowait do not wait)")
     end = float("inf") if timeout is None else time.monotonic() + seconds_of("timeout", timeout)
     while True:
         yield max(0.0, min(longest, left := end - time.monotonic()))
@@ -303,7 +309,7 @@ class Queue:
 
     def _open(self) -> ExitStack:
         if self._closing is None:
-            raise StoreClosedError(f"{self!r} is closed")
+            raise StoreClosedError(f"{self!r} is closed", hint="use it before close(), or make another Queue")
         return self._closing
 
     def __repr__(self) -> str:
@@ -571,7 +577,7 @@ class Queue:
         path = os.path.join(folder_of(dir), f"{checked_name(name)}{_NAMED}")
         try:
             if not _is_unused(path, remove=True):
-                raise WriterActiveError(f"a process has the queue in {path} open; close it there")
+                raise WriterActiveError(f"a process has the queue in {path} open", hint="close it there, or end it")
         except FileNotFoundError:
             raise StoreNotFoundError(f"there is no queue in {path}", hint="check its name and dir") from None
 

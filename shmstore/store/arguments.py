@@ -101,10 +101,11 @@ def checked_name(name: Any) -> str:
     except UnicodeEncodeError:
         possible = False
     if not possible or "/" in name or "\0" in name or name.startswith("{"):
-        raise ValueError(
-            f"not a store's name: {shown(name)}; it has up to {native.MAX_NAME} bytes, no slash or NUL, and is not . "
-            "or ..: another folder is passed as dir, and StoreHandle.from_json reads a handle's JSON"
-        )
+        if name.startswith("{"):
+            hint = "StoreHandle.from_json reads a handle's JSON"
+        else:
+            hint = f"pass up to {native.MAX_NAME} bytes without slash or NUL, and a folder as dir"
+        raise ValueError(f"not a name: {shown(name)} (hint: {hint})")
     return name
 
 

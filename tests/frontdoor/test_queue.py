@@ -26,6 +26,7 @@ from shmstore import (
     ObjectTooLargeError,
     PickleSerde,
     Queue,
+    SharedMemoryError,
     StoreClosedError,
     StoreNotFoundError,
     WriterActiveError,
@@ -158,6 +159,18 @@ def test_a_wrong_argument_leaves_nothing(folder: Path, wrong: Any, error: Any, n
     with raises(error, names):
         Queue(**wrong, dir=folder)
     assert [] == os.listdir(folder)
+
+
+@pytest.mark.parametrize("name", [None, "frames"])
+def test_a_folder_that_is_missing_is_an_error_of_shared_memory(folder: Path, name: str | None) -> None:
+    with raises(SharedMemoryError, ["folder", str(folder / "none")], ["dir="]):
+        Queue(ROOM, name=name, dir=folder / "none")
+
+
+def test_there_is_no_block_and_the_error_says_what_does_not_wait(queue: Queue) -> None:
+    for call in (lambda: queue.put(1, True), lambda: queue.get(False)):
+        with raises(TypeError, ["timeout", "bool"], ["put_nowait"]):
+            call()
 
 
 def test_what_no_store_takes_is_refused_and_is_not_in_the_queue(queue: Queue) -> None:
@@ -374,7 +387,7 @@ def test_a_named_queue_is_opened_by_its_name_and_stays_until_it_is_removed(folde
         one.put(b"first")
         assert b"first" == other.get(timeout=10)
         one.put(b"second")
-        with raises(WriterActiveError, ["frames.queue"]):
+        with raises(WriterActiveError, ["frames.queue"], ["close it"]):
             Queue.unlink("frames", dir=folder)
     with Queue(ROOM, name="frames", dir=folder) as later:
         assert [b"second"] == list(later)
