@@ -11,8 +11,8 @@ import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, ItemsView, Iterator, MutableMapping, ValuesView
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -48,7 +48,6 @@ _WHY: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
     "reads only": errors.WriterActiveError,
     "failed": Exception,
 }
-_pause = functools.partial(time.sleep, _AGAIN)
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -64,6 +63,22 @@ def _key_of(prefix: str, *args: Any, **kwargs: Any) -> str:
                 "key=..., a function from the arguments to a str)"
             )
     return f"{prefix}{args}{sorted(kwargs.items()) if kwargs else ''}"
+
+
+def _plain(make: Callable[[], Any]) -> Any:
+    """Return what `make` returns; TypeError if that is to be awaited."""
+    if inspect.isawaitable(value := make()):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise TypeError("make returns a coroutine or another awaitable (hint: await aget_or_make with it)")
+    return value
+
+
+def _in_thread(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except StopIteration as error:  # no task can get it, and the one that waits for it would wait for ever
+        raise RuntimeError("make raised StopIteration") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +198,7 @@ class Cache(MutableMapping[str, Any]):
             absent += 1
             if self._is_replaced(key):
                 absent = 0
-                _pause()
+                time.sleep(_AGAIN)
         return value
 
     @contextmanager
@@ -321,55 +336,66 @@ class Cache(MutableMapping[str, Any]):
                 self._counts["hits"] += value is not _ABSENT
         return value
 
-    def _turn(self, key: str, how: tuple[bool, bool]) -> tuple[Any, Any, bool]:
-        """Return the value or _ABSENT, a claim or None, and whether another one makes it."""
-        claim, source = None, None
-        try:
-            source = self._arenas.reading() or self._arenas.writing()
-            if (value := self._look(key, *how)) is _ABSENT:
-                if self._is_replaced(key):
-                    return value, None, True
-                claim = source.find_or_claim(key, namespace=_MAKES)
-                value = value if claim is None else self._look(key, *how)  # again: it may have come meanwhile
-            return value, claim, value is _ABSENT and claim is None
-        except errors.StoreClosedError:
-            if source is None or source in self._arenas.held:
-                raise
-            return self._turn(key, how)  # as in `_look`
-        except errors.ShmStoreError as error:
-            self._arenas.say_once(type(error).__name__, error)
-            return _ABSENT, None, False
-
-    def _steps(
-        self, key: str, make: Callable[[], Any], expire: float | None, wait: float, copy: bool, private: bool
-    ) -> Generator[Callable[[], Any], Any, Any]:
-        """Yield the calls that `get_or_make` consists of; it sends back what they return."""
-        check_flags(copy=copy, private=private)
-        how, end = (copy, private), time.monotonic() + seconds_of("wait", wait)
-        expire = None if expire is None else seconds_of("expire", expire)
+    def _begin(self, key: str, make: Any, expire: Any, wait: Any, **flags: Any) -> tuple[float | None, float]:
+        """Check what was passed; return the seconds until the value expires, and when to wait no longer."""
+        check_flags(**flags)
+        if not callable(make):
+            raise TypeError(f"make must be a function without arguments, not {errors.shown(make)}")
         if (self._arenas.path, key) in _making.get():
             raise RuntimeError(
                 f"what makes {errors.shown(key)} asks the cache for it (hint: call what computes it instead)"
             )
-        while True:
-            value, claim, busy = yield functools.partial(self._turn, key, how)
-            # whoever makes something does not wait: two could wait for each other
-            if not busy or _making.get() or time.monotonic() >= end:
-                break
-            yield _pause
-        self._counts["misses" if value is _ABSENT else "hits"] += 1
+        end = time.monotonic() + seconds_of("wait", wait)
+        return None if expire is None else seconds_of("expire", expire), end
+
+    def _turn(self, key: str, how: tuple[bool, bool], end: float) -> tuple[Any, ExitStack, bool]:
+        """Return the value or _ABSENT, what holds a claim to make it, and whether to ask again in a moment."""
+        value, held, busy, source = _ABSENT, ExitStack(), False, None
+        try:
+            source = self._arenas.reading() or self._arenas.writing()
+            if (value := self._look(key, *how)) is _ABSENT:
+                if self._is_replaced(key) or (claim := source.find_or_claim(key, namespace=_MAKES)) is None:
+                    busy = True
+                else:
+                    held.callback(claim.end)
+                    value = self._look(key, *how)  # again: it may have come meanwhile
+        except errors.StoreClosedError:
+            if source is None or source in self._arenas.held:
+                raise
+            return self._turn(key, how, end)  # as in `_look`
+        except errors.ShmStoreError as error:
+            self._arenas.say_once(type(error).__name__, error)
+        # whoever makes something does not wait: two could wait for each other
+        again = busy and not _making.get() and time.monotonic() < end
+        if not again:
+            self._counts["misses" if value is _ABSENT else "hits"] += 1
+        return value, held, again
+
+    @contextmanager
+    def _maker(self, key: str) -> Iterator[None]:
+        """Let what makes the value wait for no other one, and not ask for this one."""
         token = _making.set((*_making.get(), (self._arenas.path, key)))
         try:
-            if value is not _ABSENT:
-                return value
-            value = yield make
-            self._counts["made"] += 1
-            return (yield functools.partial(self._keep, key, value, expire, how))
+            yield
         finally:
-            if claim is not None:
-                claim.end()
             with suppress(ValueError):  # a task that is thrown away ends in another context
                 _making.reset(token)
+
+    def _finish(
+        self, key: str, expire: float | None, how: tuple[bool, bool], held: ExitStack, make: Callable[[], Any]
+    ) -> Any:
+        """Make the value, store it and end the claim, whatever its caller does meanwhile.
+
+        An awaitable is returned as it is, and the claim stays with the caller.
+        """
+        with held.pop_all() as mine:
+            with self._maker(key):
+                value = make()
+            if inspect.isawaitable(value):
+                held.push(mine.pop_all())
+                return value
+            self._counts["made"] += 1
+            return self._keep(key, value, expire, how)
 
     def _keep(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool]) -> Any:
         if self._arenas.only_reads():
@@ -399,22 +425,18 @@ class Cache(MutableMapping[str, Any]):
         They wait while the maker lives, at most `wait` seconds; then, and within the `make` of another value, they make
         it themselves. An exception of `make` reaches the caller, and the next one makes it. `expire`, `copy` and
         `private` are those of `put` and `get`. What cannot be stored is returned as it was made, and `stats` counts it.
-        Raises RuntimeError if `make` asks for the same key, and TypeError if it is a coroutine function.
+        Raises RuntimeError if `make` asks for the same key, and TypeError if it returns a coroutine.
         """
         if (value := self._hit(key, copy, private)) is not _ABSENT:
             return value
-        if inspect.iscoroutinefunction(make):
-            raise TypeError("make is a coroutine function (hint: await aget_or_make with it)")
-        steps, said = self._steps(key, make, expire, wait, copy, private), None
-        try:
-            while True:
-                try:
-                    step = steps.send(said)
-                except StopIteration as end:
-                    return end.value
-                said = step()
-        finally:
-            steps.close()
+        expire, end = self._begin(key, make, expire, wait, copy=copy, private=private)
+        how = copy, private
+        value, held, again = self._turn(key, how, end)
+        while again:
+            time.sleep(_AGAIN)
+            value, held, again = self._turn(key, how, end)
+        with held:
+            return self._finish(key, expire, how, held, functools.partial(_plain, make)) if value is _ABSENT else value
 
     async def aget_or_make(
         self,
@@ -426,30 +448,34 @@ class Cache(MutableMapping[str, Any]):
         copy: bool = False,
         private: bool = False,
     ) -> Any:
-        """Do `get_or_make` without blocking the event loop: a function runs in a thread, a coroutine in the loop."""
+        """Do `get_or_make` without blocking the event loop: a function runs in a thread, a coroutine in the loop.
+
+        A task that is cancelled ends its coroutine. A thread goes on, and stores what it makes for the next one.
+        """
         import asyncio
 
         if (value := self._hit(key, copy, private)) is not _ABSENT:
             return value
-        steps, said = self._steps(key, make, expire, wait, copy, private), None
-        try:
-            while True:
-                try:
-                    step = steps.send(said)
-                except StopIteration as end:
-                    return end.value
-                if step is _pause:
-                    await asyncio.sleep(_AGAIN)
-                    continue
-                if inspect.iscoroutinefunction(step) or (
-                    self._arenas.reader and getattr(step, "func", None) == self._turn
-                ):
-                    said = step()  # a turn takes microseconds, once this process reads
-                else:
-                    said = await asyncio.to_thread(step)
-                said = await said if inspect.isawaitable(said) else said
-        finally:
-            steps.close()
+        expire, end = self._begin(key, make, expire, wait, copy=copy, private=private)
+        how, again = (copy, private), True
+        while again:
+            if self._arenas.reader:  # then it takes microseconds
+                value, held, again = self._turn(key, how, end)
+            else:
+                value, held, again = await asyncio.to_thread(self._turn, key, how, end)
+            if again:
+                await asyncio.sleep(_AGAIN)
+        with held:
+            if value is not _ABSENT:
+                return value
+            finish = functools.partial(self._finish, key, expire, how, held)
+            if inspect.iscoroutinefunction(make):
+                value = make()
+            elif not inspect.isawaitable(value := await asyncio.to_thread(finish, functools.partial(_in_thread, make))):
+                return value
+            with self._maker(key):
+                value = await value
+            return await asyncio.to_thread(finish, lambda: value)
 
     def memoize(
         self,

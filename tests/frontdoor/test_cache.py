@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -209,8 +210,12 @@ def test_an_error_of_make_reaches_the_caller_and_the_next_one_makes(opens: Opens
     with pytest.raises(StopIteration, match="here"):
         cache.get_or_make("a", fail)
     assert 1 == in_child(cache.get_or_make, "a", lambda: 1) == cache.get_or_make("a", fail)
-    with raises(TypeError, ["make"], ["aget_or_make"]):
-        cache.get_or_make("b", partial(asyncio.sleep, 1))
+    for later in (partial(asyncio.sleep, 1), lambda: asyncio.sleep(1)):
+        with raises(TypeError, ["make"], ["aget_or_make"]):
+            cache.get_or_make("b", later)
+    with raises(TypeError, ["make", "None"]):
+        cache.get_or_make("b", None)
+    assert 1 == cache.get_or_make("b", lambda: 1)  # no claim is left
 
 
 def test_the_claim_of_a_killed_maker_falls_and_the_next_one_makes(opens: Opens) -> None:
@@ -454,6 +459,58 @@ def test_an_event_loop_goes_on_while_a_value_is_made_or_awaited(opens: Opens) ->
         ticking.cancel()
 
     asyncio.run(main())
+
+
+def test_what_a_cancelled_task_makes_in_a_thread_is_stored_and_not_made_again(opens: Opens) -> None:
+    cache, made, go = opens(), [], threading.Event()
+
+    def slow() -> Any:
+        made.append(1)
+        go.wait(60)
+        return filled(6)
+
+    async def main() -> None:
+        for _ in range(6):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(cache.aget_or_make("a", slow), 0.05)
+        go.set()
+        assert 6 == (await cache.aget_or_make("a", slow))[-1]
+
+    asyncio.run(main())
+    assert [1] == made
+
+
+def test_a_task_that_is_cancelled_before_its_thread_begins_leaves_no_claim(opens: Opens, name: str) -> None:
+    cache, go = opens(), threading.Event()
+    cache["a"] = 1
+    assert 1 == cache["a"]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, go.wait, 20)
+        waiting = asyncio.create_task(cache.aget_or_make("b", lambda: 2))
+        with shmstore.ObjectStoreReader.attach(name, None, finds_only=True) as reader:
+            while not reader.claimed("b", namespace="make"):
+                await asyncio.sleep(0.001)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert not reader.claimed("b", namespace="make")
+        go.set()
+        await busy
+
+    asyncio.run(main())
+    assert "b" not in cache
+
+
+def test_what_a_function_raises_in_a_thread_reaches_the_task(opens: Opens) -> None:
+    cache = opens()
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        asyncio.run(asyncio.wait_for(cache.aget_or_make("a", lambda: next(iter([]))), 20))
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(cache.aget_or_make("a", lambda: 1 // 0))
+    assert 1 == cache.get_or_make("a", lambda: 1)
 
 
 def test_memoize_keeps_the_results_of_a_function_by_its_arguments(opens: Opens) -> None:
