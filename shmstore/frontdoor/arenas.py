@@ -10,8 +10,8 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from shmstore import errors
@@ -32,6 +32,19 @@ PATIENCE = 5.0  # seconds to wait for another process, which takes as long as a 
 def _close(held: list[ObjectStoreWriter | ObjectStoreReader]) -> None:
     while held:
         held.pop().close()
+
+
+@contextmanager
+def _hints_for_caches() -> Iterator[None]:
+    """Say what to do with a cache: it is not opened with the arguments of its arenas."""
+    try:
+        yield
+    except errors.ForeignStoreError as error:
+        error.hint = "run this as that user, or choose another name for the cache"
+        raise
+    except errors.LayoutMismatchError as error:
+        error.hint = "pass one capacity and one number of processes everywhere, or choose another name for the cache"
+        raise
 
 
 class Arenas:
@@ -90,7 +103,8 @@ class Arenas:
                 self._drop_reader()
                 self._file = self.file_now()  # before: if there is another one by then, the next look sees that
                 try:
-                    self.reader = ObjectStoreReader.attach(self._name, None, finds_only=True, dir=self._dir)
+                    with _hints_for_caches():
+                        self.reader = ObjectStoreReader.attach(self._name, None, finds_only=True, dir=self._dir)
                     self.held.append(self.reader)
                 except errors.RankInUseError as error:
                     self._read_again = time.monotonic() + _REST
@@ -115,6 +129,7 @@ class Arenas:
             self.held.remove(reader)
             reader.close()  # views stay valid
 
+    @_hints_for_caches()
     def _inspected(self, ask: Callable[[StoreInspector], Any]) -> Any:
         """Return what an inspector of the cache answers; () if there is no cache, or it is being made."""
         try:
@@ -152,6 +167,7 @@ class Arenas:
         self._join_again = 0.0 if joined else time.monotonic() + _REST
         return joined
 
+    @_hints_for_caches()
     def _take(self, turns: int = 3) -> bool:
         """Take a used arena rather than a new one; return False if this process may not."""
         if not turns or not self._may_have(1):
@@ -171,9 +187,6 @@ class Arenas:
             if not self.writers:
                 raise
             return False
-        except errors.LayoutMismatchError as error:
-            hint = "these are parts of the cache: pass one capacity and one number of processes everywhere"
-            raise errors.LayoutMismatchError(error.message, hint=hint) from error
         self.held.append(writer)
         self.writers.insert(0, writer)
         if not self._may_have(0):  # another one has joined since the first look, and may leave as well

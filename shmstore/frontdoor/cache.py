@@ -40,7 +40,7 @@ _making: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("_making", default
 """What is being made by callers of this one: the path of the cache, and the key."""
 _caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
 _HINTS = dict.fromkeys(("maxsize", "max_size", "size_limit", "max_entries", "threshold"), "pass capacity, in bytes")
-_HINTS |= dict.fromkeys(("ttl", "timeout", "default_timeout", "expire"), "pass expire with each value")
+_HINTS |= dict.fromkeys(("ttl", "timeout", "default_timeout", "expire"), "pass expire with each value, or to memoize")
 _WHY: dict[str, type[Exception] | tuple[type[Exception], ...]] = {
     "full": (errors.StoreFullError, errors.StoreSpaceError),
     "too large": errors.ObjectTooLargeError,
@@ -273,7 +273,10 @@ class Cache(MutableMapping[str, Any]):
         return value
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key != "" and self._settled(key) is not _ABSENT
+        try:
+            return isinstance(key, str) and self._settled(key) is not _ABSENT
+        except ValueError:  # no value can have it
+            return False
 
     def pop(self, key: str, default: Any = _NONE_GIVEN) -> Any:
         """Remove the value and return it: one of several processes that ask gets it.
@@ -493,6 +496,8 @@ class Cache(MutableMapping[str, Any]):
         _refuse(options)
         if function is None:
             return functools.partial(self.memoize, key=key, expire=expire)
+        if not callable(function):
+            raise TypeError(f"memoize decorates a function, not {errors.shown(function)} (hint: options have names)")
         module = function.__module__
         if module in ("__main__", "__mp_main__"):  # as other programs call theirs, and spawned processes this one
             module = os.path.abspath(inspect.getfile(inspect.unwrap(function)))

@@ -536,6 +536,41 @@ def test_memoize_keeps_the_results_of_a_function_by_its_arguments(opens: Opens) 
     assert "add" == add.__name__
     with raises(TypeError, ["ndarray"], ["key="]):
         add(filled(1))
+    with raises(TypeError, ["memoize", "3"]):
+        cache.memoize(3)
+    with raises(TypeError, ["ttl"], ["memoize"]):
+        cache.memoize(ttl=3)
+
+
+def test_no_value_is_in_a_cache_by_what_is_no_key(opens: Opens) -> None:
+    cache = opens()
+    cache["a"] = 1
+    assert [] == [key for key in ("", "\ud800", None, 3) if key in cache]
+    for key in ("", "\ud800"):
+        with raises(ValueError, ["key"]):
+            cache.get(key)
+
+
+def test_what_is_no_cache_of_this_user_is_refused_with_what_to_do(opens: Opens, name: str) -> None:
+    cache, path = opens(), SHM / name
+    path.write_bytes(b"a text\n" * 4096)
+    for call in (partial(cache.get, "a"), partial(cache.put, "a", 1)):
+        with raises(shmstore.LayoutMismatchError, [name], ["another name"]):
+            call()
+    path.unlink()
+    cache["a"] = 1
+    cache.close()
+    if os.geteuid() == 0:  # else there is no second user
+        os.chown(path, 65534, 65534)
+        calls: list[Callable[[], Any]] = [
+            partial(opens().get, "a"),
+            partial(opens().put, "a", 1),
+            partial(list, opens()),
+        ]
+        for foreign in calls:
+            with raises(shmstore.ForeignStoreError, [name], ["another name"]):
+                foreign()
+        os.chown(path, 0, 0)
 
 
 @pytest.mark.parametrize(
