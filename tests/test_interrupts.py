@@ -315,6 +315,21 @@ def test_an_interrupted_call_of_a_cache_is_done_or_not_begun_or_empties_it(
         assert counts in [end[1] for end in ends], f"interrupt {number}"
 
 
+def test_a_thread_makes_the_value_after_an_interrupt_of_get_or_make() -> None:
+    name = store_name()
+    with shmstore.Cache(name, MIB) as cache:
+        cache["a"] = 1
+        call = partial(cache.get_or_make, "new", lambda: 2)
+        for number in count(1):
+            again = interrupted_at(number, call, *files("frontdoor", "cache"))
+            gc.collect()
+            assert call() == cache.pop("new") == 2, f"interrupt {number}"
+            if not again:
+                break
+        assert number > 9
+    shmstore.Cache.unlink(name)
+
+
 OLD, NEW, NEXT = request("old", range(6)), request("new", range(9)), request("next", range(9))
 HASHER = BlockHasher(4)
 

@@ -374,16 +374,6 @@ class Cache(MutableMapping[str, Any]):
             self._counts["misses" if value is _ABSENT else "hits"] += 1
         return value, held, again
 
-    @contextmanager
-    def _maker(self, key: str) -> Iterator[None]:
-        """Let what makes the value wait for no other one, and not ask for this one."""
-        token = _making.set((*_making.get(), (self._arenas.path, key)))
-        try:
-            yield
-        finally:
-            with suppress(ValueError):  # a task that is thrown away ends in another context
-                _making.reset(token)
-
     def _finish(
         self, key: str, expire: float | None, how: tuple[bool, bool], held: ExitStack, make: Callable[[], Any]
     ) -> Any:
@@ -392,8 +382,12 @@ class Cache(MutableMapping[str, Any]):
         An awaitable is returned as it is, and the claim stays with the caller.
         """
         with held.pop_all() as mine:
-            with self._maker(key):
+            callers = _making.get()
+            try:
+                _making.set((*callers, (self._arenas.path, key)))
                 value = make()
+            finally:
+                _making.set(callers)
             if inspect.isawaitable(value):
                 held.push(mine.pop_all())
                 return value
@@ -476,8 +470,12 @@ class Cache(MutableMapping[str, Any]):
                 value = make()
             elif not inspect.isawaitable(value := await asyncio.to_thread(finish, functools.partial(_in_thread, make))):
                 return value
-            with self._maker(key):
+            token = _making.set((*_making.get(), (self._arenas.path, key)))
+            try:
                 value = await value
+            finally:
+                with suppress(ValueError):  # a task that is thrown away ends in another context
+                    _making.reset(token)
             return await asyncio.to_thread(finish, lambda: value)
 
     def memoize(

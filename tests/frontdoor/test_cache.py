@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,29 @@ def test_an_error_of_make_reaches_the_caller_and_the_next_one_makes(opens: Opens
     with raises(TypeError, ["make", "None"]):
         cache.get_or_make("b", None)
     assert 1 == cache.get_or_make("b", lambda: 1)  # no claim is left
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """An exception that a context manager of contextlib replaces by another one."""
+
+    why: str
+
+
+def test_a_frozen_error_of_make_reaches_the_caller_as_it_is(opens: Opens) -> None:
+    cache = opens()
+
+    def fail() -> None:
+        raise FrozenError("here")
+
+    async def afail() -> None:
+        fail()
+
+    with pytest.raises(FrozenError):
+        cache.get_or_make("a", fail)
+    for make in (fail, afail):
+        with pytest.raises(FrozenError):
+            asyncio.run(cache.aget_or_make("a", make))
 
 
 def test_the_claim_of_a_killed_maker_falls_and_the_next_one_makes(opens: Opens) -> None:
