@@ -374,12 +374,10 @@ class Cache(MutableMapping[str, Any]):
             self._counts["misses" if value is _ABSENT else "hits"] += 1
         return value, held, again
 
-    def _finish(
-        self, key: str, expire: float | None, how: tuple[bool, bool], held: ExitStack, make: Callable[[], Any]
-    ) -> Any:
-        """Make the value, store it and end the claim, whatever its caller does meanwhile.
+    def _finish(self, key: str, expire: Any, how: Any, held: ExitStack, make: Any, awaits: bool = False) -> Any:
+        """Make and store the value and end the claim, whatever its caller does meanwhile; return the value and None.
 
-        An awaitable is returned as it is, and the claim stays with the caller.
+        With `awaits`, an awaitable is returned, with what holds the claim: if nobody gets that, the claim ends.
         """
         with held.pop_all() as mine:
             callers = _making.get()
@@ -388,11 +386,10 @@ class Cache(MutableMapping[str, Any]):
                 value = make()
             finally:
                 _making.set(callers)
-            if inspect.isawaitable(value):
-                held.push(mine.pop_all())
-                return value
+            if awaits and inspect.isawaitable(value):
+                return value, mine.pop_all()
             self._counts["made"] += 1
-            return self._keep(key, value, expire, how)
+            return self._keep(key, value, expire, how), None
 
     def _keep(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool]) -> Any:
         if self._arenas.only_reads():
@@ -433,7 +430,7 @@ class Cache(MutableMapping[str, Any]):
             time.sleep(_AGAIN)
             value, held, again = self._turn(key, how, end)
         with held:
-            return self._finish(key, expire, how, held, functools.partial(_plain, make)) if value is _ABSENT else value
+            return self._finish(key, expire, how, held, lambda: _plain(make))[0] if value is _ABSENT else value
 
     async def aget_or_make(
         self,
@@ -465,18 +462,19 @@ class Cache(MutableMapping[str, Any]):
         with held:
             if value is not _ABSENT:
                 return value
-            finish = functools.partial(self._finish, key, expire, how, held)
-            if inspect.iscoroutinefunction(make):
-                value = make()
-            elif not inspect.isawaitable(value := await asyncio.to_thread(finish, functools.partial(_in_thread, make))):
-                return value
+            finish = functools.partial(self._finish, key, expire, how)
+            begin = functools.partial(finish, held, lambda: _in_thread(make), awaits=True)
+            value, claimed = begin() if inspect.iscoroutinefunction(make) else await asyncio.to_thread(begin)
+        if claimed is None:
+            return value
+        with claimed:
             token = _making.set((*_making.get(), (self._arenas.path, key)))
             try:
                 value = await value
             finally:
                 with suppress(ValueError):  # a task that is thrown away ends in another context
                     _making.reset(token)
-            return await asyncio.to_thread(finish, lambda: value)
+            return (await asyncio.to_thread(finish, claimed, lambda: value))[0]
 
     def memoize(
         self,

@@ -528,6 +528,40 @@ def test_a_task_that_is_cancelled_before_its_thread_begins_leaves_no_claim(opens
     assert "b" not in cache
 
 
+def test_a_cancelled_task_whose_thread_returns_an_awaitable_leaves_no_claim(opens: Opens, name: str) -> None:
+    cache, go = opens(), threading.Event()
+    cache["a"] = 1
+
+    class Later:
+        def __await__(self) -> Any:
+            raise AssertionError
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError) as kept:
+            await asyncio.wait_for(cache.aget_or_make("b", lambda: (go.wait(20), Later())[1]), 0.05)
+        go.set()
+        with shmstore.ObjectStoreReader.attach(name, None, finds_only=True) as reader:
+            for _ in range(100):
+                await asyncio.sleep(0.01 * reader.claimed("b", namespace="make"))
+            assert not reader.claimed("b", namespace="make")
+        assert kept.value  # and with it the frames of the task
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_that_returns_an_awaitable_made_what_cannot_be_stored(opens: Opens) -> None:
+    cache = opens()
+
+    async def main() -> None:
+        async def forgets() -> Any:
+            return asyncio.ensure_future(asyncio.sleep(0, 5))
+
+        assert 5 == await (await cache.aget_or_make("a", forgets))
+
+    asyncio.run(main())
+    assert (1, 1) == (cache.stats().made, cache.stats().not_stored["unsupported"])
+
+
 def test_what_a_function_raises_in_a_thread_reaches_the_task(opens: Opens) -> None:
     cache = opens()
     with pytest.raises(RuntimeError, match="StopIteration"):
