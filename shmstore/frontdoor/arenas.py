@@ -232,7 +232,7 @@ class Arenas:
 
     def _free(self) -> int:
         seen = self.writers[0].stats()
-        slots = (seen.max_objects - seen.objects) * (self._slot_bytes)
+        slots = (seen.max_objects - seen.objects) * self._slot_bytes
         return min(seen.capacity - seen.used_bytes, slots)
 
     def _turn(self) -> None:

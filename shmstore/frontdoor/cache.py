@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -207,11 +207,8 @@ class Cache(MutableMapping[str, Any]):
         writer, end = self._arenas.writing(), time.monotonic() + PATIENCE
         while (claim := writer.find_or_claim(key, namespace=_PUTS)) is None and time.monotonic() < end:
             time.sleep(_AGAIN)
-        try:
+        with claim or nullcontext():
             yield writer
-        finally:
-            if claim is not None:
-                claim.end()
 
     def _store(self, key: str, value: Any, expire: float | None, how: tuple[bool, bool] | None = None) -> Any:
         """Store the value in place of what is there; with `how`, only if there is none, and return what is there."""
@@ -334,7 +331,7 @@ class Cache(MutableMapping[str, Any]):
         """Return the value if it is there and can be had at once, or _ABSENT."""
         value = _ABSENT
         if self._arenas.reader is not None:
-            with suppress(errors.ShmStoreError):  # which the steps meet again
+            with suppress(errors.ShmStoreError):  # which a turn meets again
                 value = self._look(key, copy, private)
                 self._counts["hits"] += value is not _ABSENT
         return value
@@ -452,11 +449,9 @@ class Cache(MutableMapping[str, Any]):
             return value
         expire, end = self._begin(key, make, expire, wait, copy=copy, private=private)
         how, again = (copy, private), True
-        while again:
-            if self._arenas.reader:  # then it takes microseconds
-                value, held, again = self._turn(key, how, end)
-            else:
-                value, held, again = await asyncio.to_thread(self._turn, key, how, end)
+        turn = functools.partial(self._turn, key, how, end)
+        while again:  # a turn takes microseconds, once this process reads
+            value, held, again = turn() if self._arenas.reader else await asyncio.to_thread(turn)
             if again:
                 await asyncio.sleep(_AGAIN)
         with held:
