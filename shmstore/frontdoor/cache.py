@@ -372,9 +372,9 @@ class Cache(MutableMapping[str, Any]):
         return value, held, again
 
     def _finish(self, key: str, expire: Any, how: Any, held: ExitStack, make: Any, awaits: bool = False) -> Any:
-        """Make and store the value and end the claim, whatever its caller does meanwhile; return the value and None.
+        """Make the value, store it and end the claim, whatever the caller does meanwhile; return it, and None.
 
-        With `awaits`, an awaitable is returned, with what holds the claim: if nobody gets that, the claim ends.
+        With `awaits`, return an awaitable as it is, with what holds the claim then: if nobody gets it, the claim ends.
         """
         with held.pop_all() as mine:
             callers = _making.get()
