@@ -17,6 +17,7 @@
 #define LONG_VALUES 256
 #define EXT_HEADER 6 /* bytes of the ext 32 around a part */
 _Static_assert(FEW_CONTAINERS + 1 >= EXT_HEADER && FEW_ITEMS >= EXT_HEADER, "a part at most doubles");
+_Static_assert(EXT_HEADER > sizeof(uint32_t), "the size of a part fits after the byte that says what it holds");
 
 enum token_type { SCALAR, NUMBER, LIST, MAP, EXT };
 
@@ -93,11 +94,17 @@ static bool read_token(const uint8_t *at, const uint8_t *end, token *out) {
     return out->size <= left;
 }
 
-/* The container in `f` is complete: notes what it holds, and has the one around it hold that, too. */
-static void close_frame(frame *f, frame *around, uint8_t *holds) {
+static bool is_part(uint8_t held) { return (held & (MANY | OTHER)) == MANY; }
+
+/* The container in `f` ends at `end`: notes what it holds, and of a part its size; the one around it holds that, too. */
+static void close_frame(frame *f, frame *around, uint64_t end, uint8_t *holds) {
     if (f->numbers > SHMS_MAX_NUMBERS)
         f->holds |= OTHER;
     holds[f->at] = f->holds | (f->containers > FEW_CONTAINERS || f->items >= FEW_ITEMS ? MANY : 0);
+    if (is_part(holds[f->at])) { /* what the containers in it hold is of no use any more */
+        uint32_t size = (uint32_t)(end - f->at);
+        memcpy(holds + f->at + 1, &size, sizeof size);
+    }
     if (around) {
         around->holds |= f->holds & (TUPLES | OTHER);
         around->containers += f->containers;
@@ -136,7 +143,7 @@ static bool scan(const uint8_t *meta, uint64_t size, uint8_t *holds) {
         at += t.size;
         while (depth && frames[depth - 1].left == 0) {
             depth--;
-            close_frame(&frames[depth], depth ? &frames[depth - 1] : NULL, holds);
+            close_frame(&frames[depth], depth ? &frames[depth - 1] : NULL, at, holds);
         }
     } while (depth);
     return at == size && size / LONG_VALUES <= tokens;
@@ -159,10 +166,11 @@ uint64_t shms_meta_fold(const uint8_t *meta, uint64_t size, uint8_t *out) {
         token t;
         read_token(meta + at, meta + size, &t);
         uint8_t held = t.type == LIST || t.type == MAP ? holds[at] : 0;
-        bool part = (held & (MANY | OTHER)) == MANY;
-        end = part || held & LEAF ? end_of(meta, size, at) : at + t.size;
-        if (part) {
-            uint64_t n = end - at;
+        end = held & LEAF ? end_of(meta, size, at) : at + t.size;
+        if (is_part(held)) {
+            uint32_t n;
+            memcpy(&n, holds + at + 1, sizeof n);
+            end = at + n;
             uint8_t code = held & TUPLES ? SHMS_PART_TUPLES : SHMS_PART_PLAIN;
             const uint8_t header[EXT_HEADER] = {0xc9, n >> 24, n >> 16, n >> 8, n, code};
             memcpy(out + length, header, EXT_HEADER);

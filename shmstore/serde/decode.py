@@ -126,13 +126,16 @@ class _Constant:
         self.value = value
 
 
-def make_plan(meta: bytes, mode: Mode) -> Plan:
-    """Return the plan of `meta`. Raises CorruptStoreError, and no other error, if the bytes describe no value."""
+def make_plan(meta: bytes, mode: Mode) -> tuple[Plan, int]:
+    """Return the plan of `meta`, and how many tensors and arrays it makes.
+
+    Raises CorruptStoreError, and no other error, if the bytes describe no value.
+    """
     compiler = _Compiler(mode)
     folded = fold(meta)
     tree = parse(meta, _ext_hook) if folded is None else parse(folded, _ext_or_part)
     build = _as_build(compiler.node(tree, 0))
-    return Plan(compiler.needed, build)
+    return Plan(compiler.needed, build), compiler.leaves
 
 
 def describe(meta: bytes, payload_bytes: int) -> Any:
@@ -140,7 +143,7 @@ def describe(meta: bytes, payload_bytes: int) -> Any:
 
     Raises CorruptStoreError if the bytes describe no value, or one with leaves outside of such a payload.
     """
-    needed, build = make_plan(meta, "describe")
+    (needed, build), _ = make_plan(meta, "describe")
     if payload_bytes < needed:
         raise CorruptStoreError(f"the payload has {payload_bytes} bytes, and the meta bytes describe {needed}")
     return build(None)
@@ -160,6 +163,7 @@ class _Compiler:
         self.mode = mode
         self.needed = 0
         self.total = 0
+        self.leaves = 0
 
     def node(self, node: Any, depth: int) -> "_Constant | Build":
         kind = type(node)
@@ -240,6 +244,7 @@ class _Compiler:
 
     def place(self, node: tuple[Any, ...], itemsize: int) -> tuple[int, tuple[int, ...], int]:
         """Check the offset, the shape and the number of bytes of a leaf, and return them."""
+        self.leaves += 1
         offset, shape = node[2], node[3:]
         if len(shape) > MAX_NDIM:
             raise CorruptStoreError(f"the meta bytes hold a leaf of {len(shape)} dimensions, more than {MAX_NDIM}")

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from shmstore.errors import CorruptStoreError
@@ -11,7 +10,6 @@ from shmstore.serde.decode import Mode, Plan, make_plan
 from shmstore.serde.encode import array_address, encode_tree, fill_leaf, new
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.registry import BY_CLASS
-from shmstore.serde.wire import ARRAY, TENSOR
 
 _CACHE_ENTRIES = 2048
 _CACHED_META_BYTES = 2048
@@ -33,8 +31,6 @@ _VIEW_PLANS = _PLANS["view"]
 _LARGE_PLANS: dict[tuple[Mode, bytes], Plan] = {}
 _FLAT_LEAVES = 16
 
-_LEAF_MARKS = tuple(msgpack.packb(mark) for mark in (TENSOR, ARRAY))
-
 _ndarray = np.ndarray
 
 
@@ -46,13 +42,12 @@ def _remember(cache: dict[Any, Any], key: Any, entry: Any, most: int = _CACHE_EN
 
 def _plan(meta: bytes, mode: Mode) -> Plan:
     if len(meta) <= _CACHED_META_BYTES:
-        plan = make_plan(meta, mode)
+        plan, _ = make_plan(meta, mode)
         _remember(_PLANS[mode], meta, plan)
     elif (known := _LARGE_PLANS.get((mode, meta))) is not None:
         plan = known
     else:
-        plan = make_plan(meta, mode)
-        leaves = sum(map(meta.count, _LEAF_MARKS))
+        plan, leaves = make_plan(meta, mode)
         if len(meta) <= min(_LARGE_META_BYTES, leaves * _LEAF_META_BYTES):
             _remember(_LARGE_PLANS, (mode, meta), plan, _LARGE_ENTRIES)
     return plan

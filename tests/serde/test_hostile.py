@@ -264,7 +264,7 @@ def test_any_msgpack_with_the_marks_of_the_format_gives_a_value_or_a_refusal(nod
 
 def test_a_plan_asks_for_exactly_the_bytes_that_its_leaves_need() -> None:
     for encoded in ENCODED:
-        assert make_plan(encoded.meta, "view").needed == encoded.nbytes
+        assert make_plan(encoded.meta, "view")[0].needed == encoded.nbytes
 
 
 def test_meta_may_be_another_buffer_and_is_then_compared_by_its_bytes() -> None:

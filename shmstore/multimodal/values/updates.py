@@ -58,7 +58,7 @@ def pack(rows: list[list[Any]]) -> bytes | None:
 
 def unpack(packed: bytes) -> list[list[Any]]:
     """Return rows with their content as it was; TypeError or ValueError for bytes that `pack` has not packed."""
-    needed, build = make_plan(packed, "view")
+    (needed, build), _ = make_plan(packed, "view")
     rows = [] if needed else [(row, form, value) for *row, form, value in build(b"")]
     if needed or sum([max(form, 0) for _, form, _ in rows]) > _MAX_REPEATED:
         raise CorruptStoreError(f"prompt updates hold a tensor, or more than {_MAX_REPEATED} items that repeat")
