@@ -1,5 +1,6 @@
 """What is held until it is ended: a lease of a writer, space that it fills, and the pin of a rank."""
 
+import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
@@ -96,14 +97,16 @@ class Reservation(Held):
     once it has ended. Do not write to views of it after that, and let asynchronous copies to them end before: the bytes
     are then readers' or another object's. As garbage it ends once the views are garbage, too.
 
-    As a context manager it commits on a clean exit, and aborts on an exception. A thread may have several, and end them
-    in any order. `commit` and `abort` may come from any thread; the first of them counts. After the writer's `close`
-    only `abort` is left, and no other process can take the writer's place until all have ended.
+    As a context manager it commits on a clean exit, and aborts on an exception; in a forked child it does neither. A
+    thread may have several, and end them in any order. `commit` and `abort` may come from any thread; the first of them
+    counts. After the writer's `close` only `abort` is left, and no other process can take the writer's place until all
+    have ended.
     """
 
-    __slots__ = ("_batch", "_key", "value")
+    __slots__ = ("_batch", "_key", "_pid", "value")
 
     def __init__(self, key: str, batch: Batch, value: Any) -> None:
+        self._pid = os.getpid()
         self._key = key
         self._batch: Batch | None = batch  # its finalizer, which is C, aborts; the views keep it, too
         self.value = value
@@ -137,6 +140,6 @@ class Reservation(Held):
     end = abort
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._batch is not None:
+        if kind is None and self._batch is not None and self._pid == os.getpid():
             self.commit()
         self.abort()

@@ -223,7 +223,8 @@ class ObjectStoreWriter(Claiming[LeasedRef], Openable):
         begun = self.begin(key, template, kind=kind, namespace=namespace, timeout=timeout, unless_stored=unless_stored)
         try:
             yield begun.value
-            begun.commit()
+            if not self._is_inherited():
+                begun.commit()
         except BaseException:
             begun.abort()
             raise

@@ -184,6 +184,14 @@ def test_a_forked_child_neither_commits_nor_aborts(stores: Stores, writer: Objec
         assert {7} == read(writer, reader, key)
 
 
+def test_a_forked_child_may_leave_the_blocks_that_it_was_forked_in(stores: Stores, writer: ObjectStoreWriter) -> None:
+    blocks = begun(writer, "a"), writer.reserve("b", 1)
+    with blocks[0], blocks[1]:
+        in_child(lambda: [block.__exit__(None, None, None) for block in blocks])
+        assert [] == writer.keys()
+    assert ["a", "b"] == sorted(writer.keys())
+
+
 # ---- unless_stored
 
 
