@@ -260,6 +260,8 @@ class Cache(MutableMapping[str, Any]):
 
         `copy` and `private` are those of `ObjectStoreReader.get`: a writable copy, or a writable value in place.
         """
+        if copy is not False or private is not False:
+            check_flags(copy=copy, private=private)
         value = self._settled(key, copy, private)
         self._counts["misses" if value is _ABSENT else "hits"] += 1
         return default if value is _ABSENT else value

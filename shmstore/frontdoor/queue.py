@@ -42,7 +42,7 @@ from shmstore.places import Folder, folder_of
 from shmstore.refs import ObjectRef
 from shmstore.serde import Encoded, ObjectSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from shmstore.store.arguments import checked_name, int_of, seconds_of, serde_of, size_of
+from shmstore.store.arguments import check_flags, checked_name, int_of, seconds_of, serde_of, size_of
 from shmstore.store.diagnostics import unusable
 from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
 
@@ -422,6 +422,7 @@ class Queue:
         With `ack` return a `Delivery`, whose value comes again until it is done; a process may have some 60. Raises
         `queue.Empty`.
         """
+        check_flags(ack=ack)
         for pause in _pauses(timeout, _LOOK, queue.Empty):
             if (found := self._get(ack)) is not None:
                 return found[0]
@@ -430,6 +431,7 @@ class Queue:
     async def aget(self, timeout: float | None = None, ack: bool = False) -> Any:
         """Get, and let other tasks run meanwhile; a task that is cancelled has taken nothing."""
         loop = asyncio.get_running_loop()
+        check_flags(ack=ack)
         for pause in _pauses(timeout, _LOOK, queue.Empty):
             if (found := self._get(ack)) is not None:
                 return found[0]

@@ -1,5 +1,6 @@
 """Arguments that no call takes: a typed error that names the argument, and nothing has changed."""
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +13,16 @@ import pytest
 import torch
 
 import shmstore
-from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, StoreHandle, multimodal, scheduler
+from shmstore import (
+    Cache,
+    MsgpackSerde,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    Queue,
+    StoreHandle,
+    multimodal,
+    scheduler,
+)
 from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS, MAX_WRITERS
 from tests.support import Stores, raises, segments, state, store_name
 
@@ -205,7 +215,7 @@ def flags_of(call: Callable[..., Any]) -> list[str]:
 
 FLAGGED = [
     (of, name, flag)
-    for of in (ObjectStoreWriter, ObjectStoreReader, multimodal.ShmObjectStoreSenderCache)
+    for of in (ObjectStoreWriter, ObjectStoreReader, multimodal.ShmObjectStoreSenderCache, Cache, Queue)
     for name, call in inspect.getmembers(of, callable)
     if name == "__init__" or name[0] != "_"
     for flag in flags_of(call)
@@ -217,13 +227,25 @@ FLAGGED = [
 def test_every_flag_is_true_or_false(of: type, name: str, flag: str, stores: Stores) -> None:
     """The text "no" is true: `close(unlink="no")` removed a store."""
     writer = stores.create(n_readers=1)
-    held = {"key": "new", "value": ONE, "template": ONE, "ref": writer.put("a", ONE), "handle_or_name": writer.handle}
+    held: dict[str, Any] = {
+        "key": "new",
+        "value": ONE,
+        "template": ONE,
+        "ref": writer.put("a", ONE),
+        "handle_or_name": writer.handle,
+    }
     config = multimodal.MultiModalCacheConfig(cache_type="shm", world_size=1, ipc_cache_gb=0.01)
     held |= {"name": store_name(), "capacity": 4096, "n_readers": 8, "config": config, "writer": writer}
+    held |= {"make": int, "timeout": 0}
     on: Any = of if name in ("create", "open", "join", "recover", "attach") else None
     if on is None and name != "__init__":
         if of is multimodal.ShmObjectStoreSenderCache:
             on = multimodal.processor_cache_from_config(config)
+        elif of is Cache:
+            on = Cache(held["name"], 1 << 20)
+        elif of is Queue:
+            on = Queue(1 << 20)
+            on.put(1)
         else:
             on = writer if of is ObjectStoreWriter else stores.attach(writer)
     call = of if on is None else getattr(on, name)
@@ -231,7 +253,8 @@ def test_every_flag_is_true_or_false(of: type, name: str, flag: str, stores: Sto
     given = {each: held[each] for each in inspect.signature(call).parameters if each in held}
     for wrong in ("no", 1, None) if flag != "unlink" else ("no", 1):
         with raises(TypeError, [flag]):
-            call(**given | {flag: wrong}).__enter__()  # of `reserve`
+            got = call(**given | {flag: wrong})
+            asyncio.run(got) if inspect.iscoroutine(got) else got.__enter__()  # of `reserve`
     assert before == state(writer)
-    if isinstance(on, multimodal.ShmObjectStoreSenderCache):
+    if isinstance(on, (multimodal.ShmObjectStoreSenderCache, Cache, Queue)):
         on.close()
