@@ -372,6 +372,13 @@ def test_the_dashboard_sums_over_the_writers_of_a_store() -> None:
             assert [] == [name for name in named if name not in {name for _, name in summed}], expression
 
 
+def test_the_hit_ratio_of_the_dashboard_counts_what_readers_find_as_the_commands_do() -> None:
+    ratios = [each for each in dashboard_expressions() if "shmstore_hits_total" in each and " / " in each]
+    assert 5 == len(ratios)
+    for part in (part for each in ratios for part in each.split(" / ")):
+        assert "shmstore_reader_finds_total" in part
+
+
 def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for() -> None:
     expressions = dashboard_expressions()
     assert len(expressions) > 15
