@@ -211,6 +211,16 @@ def test_the_store_page_lists_each_call_that_there_is_in_an_order_of_its_own(of:
     assert "group_by_category: false" in page.partition("members: [")[0], "else properties come before what makes one"
 
 
+def test_the_store_page_shows_no_base_that_is_not_public_and_no_constructor_that_nobody_calls() -> None:
+    page = (DOCS / "reference" / "store.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"^::: shmstore\.(\w+)\n(.*?)(?=^:::|\Z)", page, re.M | re.S))
+    based = {name for name in blocks if getattr(shmstore, name).__bases__ != (object,)}
+    assert {"LeasedRef", "StoreStats"} <= based == {name for name in blocks if "show_bases: false" in blocks[name]}
+    assert {"LeasedRef", "PinnedRef", "Reservation", "Claim"} < {
+        name for name in blocks if "merge_init_into_class: false" in blocks[name]
+    }
+
+
 def test_each_file_that_the_architecture_names_exists() -> None:
     page = (DOCS / "contributing" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w/.]+\.(?:c|h|py|md|pml))`", page))
