@@ -49,7 +49,7 @@ SAID: list[tuple[Call, type[Exception], list[str], list[str]]] = [
     (lambda w, r, ref: r.get(b"x"), TypeError, ["ObjectRef", "bytes", "from_bytes"], []),  # type: ignore[arg-type]
     (lambda w, r, ref: r.get("a"), TypeError, ["ObjectRef", "str", "put", "get_cached"], []),  # type: ignore[arg-type]
     (lambda w, r, ref: attach(w), TypeError, ["ObjectStoreWriter", "handle"], []),  # type: ignore[arg-type]
-    (lambda w, r, ref: attach(w.handle.to_json()), ValueError, ["from_json"], []),
+    (lambda w, r, ref: attach(w.handle.to_json()), ValueError, [], ["from_json"]),
     (lambda w, r, ref: attach(w.name, 4), ValueError, ["NAME", "no rank 4", "n_readers is 2"], []),
     (
         lambda w, r, ref: attach(w.handle, 0),
@@ -65,7 +65,7 @@ SAID: list[tuple[Call, type[Exception], list[str], list[str]]] = [
     (lambda w, r, ref: StoreHandle(1, 2, 3), TypeError, ["name", "str", "int"], []),  # type: ignore[arg-type]
     (lambda w, r, ref: StoreHandle("x", True, 3), TypeError, ["store_id", "int", "bool"], []),
     (lambda w, r, ref: StoreHandle("x", 2, 3, None), TypeError, ["dir", "None"], []),  # type: ignore[arg-type]
-    (lambda w, r, ref: attach("a\0b"), ValueError, ["NUL"], []),
+    (lambda w, r, ref: attach("a\0b"), ValueError, [], ["NUL"]),
     (lambda w, r, ref: attach(closed(w).handle, 1), StoreNotFoundError, ["NAME"], ["closes it"]),
     (lambda w, r, ref: closed(w).__enter__(), StoreClosedError, ["NAME"], []),
     *(
