@@ -88,6 +88,8 @@ def test_an_arena_that_is_taken_is_refused_with_the_process_that_has_it(stores: 
         with raises(WriterActiveError, names=[repr(first.name), "n_writers=3", *pids], hint=["larger n_writers"]):
             ObjectStoreWriter.join(first.name)
         second.kill()
+        with raises(WriterActiveError, [str(os.getpid())], hint=["omit the index to take the first free arena"]):
+            ObjectStoreWriter.join(first.handle, 0)
         assert 1 == join(stores, first.handle).index
 
 
