@@ -118,6 +118,13 @@ static uint32_t next_victim(const shms_ring *r, enum shms_area_name name) {
     return s == SHMS_NONE || shms_ring_start(r, s) >= area->to ? SHMS_NONE : s;
 }
 
+uint32_t shms_ring_next_victim(const shms_ring *r) {
+    uint32_t small = next_victim(r, SHMS_SMALL), large = next_victim(r, SHMS_LARGE);
+    if (small == SHMS_NONE || large == SHMS_NONE)
+        return small == SHMS_NONE ? large : small;
+    return shms_get(&r->slots[small].id) <= shms_get(&r->slots[large].id) ? small : large;
+}
+
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
     const shms_area *large = &r->areas[SHMS_LARGE];
     if (span > r->small)

@@ -45,6 +45,19 @@ class Failing(shmstore.MsgpackSerde):
         raise ZeroDivisionError
 
 
+@pytest.mark.parametrize("sizes", [(20_000, 8), (8, 20_000)])
+def test_a_full_table_takes_the_slot_of_an_old_object_whatever_its_size(stores: Stores, sizes: tuple[int, int]) -> None:
+    writer = stores.create(16 << 20, n_readers=1, max_objects=256)  # space enough, which is divided by sizes
+    newest, other = (np.zeros(size, np.uint8) for size in sizes)
+    gone = 0
+    for number in range(2000):
+        writer.delete("newest")
+        writer.put("newest", newest, lease=False)
+        writer.put(f"{number}", other, lease=False)
+        gone += not writer.is_cached("newest")
+    assert gone == 0
+
+
 def test_what_is_protected_stays_inside_the_block_and_goes_after_it(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=1)
     writer.retire(0)
