@@ -81,6 +81,19 @@ def _in_thread(make: Callable[[], Any]) -> Any:
         raise RuntimeError("make raised StopIteration") from error
 
 
+def _name_of(function: Callable[..., Any]) -> str:
+    inner: Any = inspect.unwrap(function)
+    if getattr(inner, "__name__", "<lambda>") == "<lambda>" or getattr(inner, "__closure__", None):
+        raise TypeError(
+            f"memoize makes keys of a function's name and arguments, and {errors.shown(function)} has none, or uses "
+            "variables of the function around it (hint: pass key=..., a function from the arguments to a str)"
+        )
+    module = function.__module__
+    if module in ("__main__", "__mp_main__"):  # as other programs call theirs, and spawned processes this one
+        module = os.path.abspath(inspect.getfile(inner))
+    return f"{module}.{function.__qualname__}"
+
+
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     """What this process has done with a cache, and what is in it."""
@@ -484,17 +497,16 @@ class Cache(MutableMapping[str, Any]):
         """Decorate a function, or a coroutine function, to have its results in the cache.
 
         `key(*args, **kwargs)` returns the key of a call. The default is its module, name and arguments, which
-        must be str, bytes, int, float, bool or None.
+        must be str, bytes, int, float, bool or None. It knows nothing of the code: a function that has changed finds
+        its old results. Raises TypeError for a lambda, and for a function that uses variables of one around it, without
+        `key`.
         """
         _refuse(options)
         if function is None:
             return functools.partial(self.memoize, key=key, expire=expire)
         if not callable(function):
             raise TypeError(f"memoize decorates a function, not {errors.shown(function)} (hint: options have names)")
-        module = function.__module__
-        if module in ("__main__", "__mp_main__"):  # as other programs call theirs, and spawned processes this one
-            module = os.path.abspath(inspect.getfile(inspect.unwrap(function)))
-        key_of = key or functools.partial(_key_of, f"{module}.{function.__qualname__}")
+        key_of = key or functools.partial(_key_of, _name_of(function))
 
         @functools.wraps(function)
         def remembered(*args: Any, **kwargs: Any) -> Any:
@@ -548,6 +560,7 @@ class Cache(MutableMapping[str, Any]):
 def _forget_all() -> None:
     for cache in _caches:
         cache._arenas.forget()
+        cache._threads = None
         cache._counts.clear()
 
 
