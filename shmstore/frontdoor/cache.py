@@ -13,9 +13,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from shmstore.serde import MsgpackSerde
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import check_flags, checked_name, int_of, packed_key, seconds_of, size_of
 from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 __all__ = ["Cache", "CacheStats"]
 
@@ -165,6 +168,7 @@ class Cache(MutableMapping[str, Any]):
         }
         self._arenas = Arenas(self._name, self._capacity, **self._options)
         self._counts: Counter[str] = Counter()
+        self._threads: ThreadPoolExecutor | None = None
         _caches.add(self)
 
     def __reduce__(self) -> Any:
@@ -444,6 +448,14 @@ class Cache(MutableMapping[str, Any]):
         with held:
             return self._finish(key, expire, how, held, lambda: _plain(make))[0] if value is _ABSENT else value
 
+    async def _aside(self, call: Callable[[], Any]) -> Any:
+        """Call it in a thread of this cache's own: all threads of the loop may wait for what it makes."""
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._threads = self._threads or ThreadPoolExecutor(thread_name_prefix="shmstore-cache")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, call)
+
     async def aget_or_make(
         self,
         key: str,
@@ -456,7 +468,8 @@ class Cache(MutableMapping[str, Any]):
     ) -> Any:
         """Do `get_or_make` without blocking the event loop: a function runs in a thread, a coroutine in the loop.
 
-        A task that is cancelled ends its coroutine. A thread goes on, and stores what it makes for the next one.
+        A task that is cancelled ends its coroutine. A thread goes on, and stores what it makes for the next one. Up to
+        `min(32, os.cpu_count() + 4)` of them run at a time.
         """
         import asyncio
 
@@ -466,7 +479,7 @@ class Cache(MutableMapping[str, Any]):
         how, again = (copy, private), True
         turn = functools.partial(self._turn, key, how, end)
         while again:  # a turn takes microseconds, once this process reads
-            value, held, again = turn() if self._arenas.reader else await asyncio.to_thread(turn)
+            value, held, again = turn() if self._arenas.reader else await self._aside(turn)
             if again:
                 await asyncio.sleep(_AGAIN)
         with held:
@@ -474,7 +487,7 @@ class Cache(MutableMapping[str, Any]):
                 return value
             finish = functools.partial(self._finish, key, expire, how)
             begin = functools.partial(finish, held, lambda: _in_thread(make), awaits=True)
-            value, claimed = begin() if inspect.iscoroutinefunction(make) else await asyncio.to_thread(begin)
+            value, claimed = begin() if inspect.iscoroutinefunction(make) else await self._aside(begin)
         if claimed is None:
             return value
         with claimed:
@@ -484,7 +497,7 @@ class Cache(MutableMapping[str, Any]):
             finally:
                 with suppress(ValueError):  # a task that is thrown away ends in another context
                     _making.reset(token)
-            return (await asyncio.to_thread(finish, claimed, lambda: value))[0]
+            return (await asyncio.shield(self._aside(lambda: finish(claimed, lambda: value))))[0]
 
     def memoize(
         self,

@@ -508,11 +508,10 @@ def test_a_task_that_is_cancelled_before_its_thread_begins_leaves_no_claim(opens
     cache, go = opens(), threading.Event()
     cache["a"] = 1
     assert 1 == cache["a"]
+    cache._threads = ThreadPoolExecutor(1)
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
-        busy = loop.run_in_executor(None, go.wait, 20)
+        busy = asyncio.get_running_loop().run_in_executor(cache._threads, go.wait, 20)
         waiting = asyncio.create_task(cache.aget_or_make("b", lambda: 2))
         with shmstore.ObjectStoreReader.attach(name, None, finds_only=True) as reader:
             while not reader.claimed("b", namespace="make"):
@@ -560,6 +559,55 @@ def test_a_coroutine_that_returns_an_awaitable_made_what_cannot_be_stored(opens:
 
     asyncio.run(main())
     assert (1, 1) == (cache.stats().made, cache.stats().not_stored["unsupported"])
+
+
+def test_a_value_is_stored_while_all_threads_of_the_loop_wait_for_it(opens: Opens) -> None:
+    cache, begun = opens(), threading.Event()
+
+    def wait_for_it() -> Any:
+        begun.set()
+        return cache.get_or_make("a", lambda: 2, wait=60)
+
+    async def make() -> int:
+        making.set()
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        return 1
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        first = asyncio.create_task(cache.aget_or_make("a", make))
+        await making.wait()
+        assert (1, 1) == tuple(await asyncio.gather(asyncio.to_thread(wait_for_it), first))
+
+    making = asyncio.Event()
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_what_a_coroutine_has_made_is_stored_however_early_its_task_is_cancelled(opens: Opens) -> None:
+    cache, go, made = opens(), threading.Event(), asyncio.Event()
+    cache["b"] = 1
+    assert 1 == cache["b"]
+    cache._threads = ThreadPoolExecutor(1)
+
+    async def make() -> int:
+        made.set()
+        return 1
+
+    async def main() -> None:
+        busy = asyncio.get_running_loop().run_in_executor(cache._threads, go.wait, 20)
+        task = asyncio.create_task(cache.aget_or_make("a", make))
+        await made.wait()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        await busy
+        while "a" not in cache:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_what_a_function_raises_in_a_thread_reaches_the_task(opens: Opens) -> None:
