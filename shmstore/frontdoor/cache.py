@@ -256,9 +256,10 @@ class Cache(MutableMapping[str, Any]):
             writer = self._arenas.room_for(nbytes)
             try:
                 return writer, writer.put(key, value, hold=True)
-            except errors.StoreFullError:
+            except errors.StoreFullError as error:
                 self._arenas.pass_by(writer)
                 if not (tries := tries - 1):
+                    error.hint = "drop views of its values, or pass a larger capacity, in all processes"
                     raise
 
     def put(self, key: str, value: Any, *, expire: float | None = None) -> None:
