@@ -86,6 +86,13 @@ def shown(value: object) -> str:
     return cut(_short.repr(value))
 
 
+def check_flags(**flags: Any) -> None:
+    """Raise TypeError, which names the argument, for one that is not a bool: the text "false" would be true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {shown(value)}")
+
+
 def listed(names: Iterable[object]) -> str:
     """Return names for use in a message: the first eight, and the number of the others."""
     first: list[str] = []

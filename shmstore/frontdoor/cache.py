@@ -25,7 +25,7 @@ from shmstore.places import Folder, folder_of
 from shmstore.refs import ObjectRef
 from shmstore.serde import MsgpackSerde
 from shmstore.store import ObjectStoreWriter
-from shmstore.store.arguments import check_flags, checked_name, int_of, packed_key, seconds_of, size_of
+from shmstore.store.arguments import checked_name, int_of, packed_key, seconds_of, size_of
 from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Cache(MutableMapping[str, Any]):
         **options: Any,
     ) -> None:
         _refuse(options)
-        check_flags(prefault=prefault)
+        errors.check_flags(prefault=prefault)
         self._name, self._capacity = checked_name(name), size_of("capacity", capacity, MAX_CAPACITY)
         self._options: dict[str, Any] = {
             "processes": int_of("processes", processes, 1, MAX_WRITERS // 2),
@@ -279,7 +279,7 @@ class Cache(MutableMapping[str, Any]):
         `copy` and `private` are those of `ObjectStoreReader.get`: a writable copy, or a writable value in place.
         """
         if copy is not False or private is not False:
-            check_flags(copy=copy, private=private)
+            errors.check_flags(copy=copy, private=private)
         value = self._settled(key, copy, private)
         self._counts["misses" if value is _ABSENT else "hits"] += 1
         return default if value is _ABSENT else value
@@ -358,7 +358,7 @@ class Cache(MutableMapping[str, Any]):
 
     def _begin(self, key: str, make: Any, expire: Any, wait: Any, **flags: Any) -> tuple[float | None, float]:
         """Check what was passed; return the seconds until the value expires, and when to wait no longer."""
-        check_flags(**flags)
+        errors.check_flags(**flags)
         if not callable(make):
             raise TypeError(f"make must be a function without arguments, not {errors.shown(make)}")
         if (self._arenas.path, key) in _making.get():

@@ -37,12 +37,19 @@ from contextlib import ExitStack, suppress
 from multiprocessing import context, reduction, util
 from typing import Any, Self
 
-from shmstore.errors import CorruptStoreError, StoreClosedError, StoreFullError, StoreNotFoundError, WriterActiveError
+from shmstore.errors import (
+    CorruptStoreError,
+    StoreClosedError,
+    StoreFullError,
+    StoreNotFoundError,
+    WriterActiveError,
+    check_flags,
+)
 from shmstore.places import Folder, folder_of
 from shmstore.refs import ObjectRef
 from shmstore.serde import Encoded, ObjectSerde
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from shmstore.store.arguments import check_flags, checked_name, int_of, seconds_of, serde_of, size_of
+from shmstore.store.arguments import checked_name, int_of, seconds_of, serde_of, size_of
 from shmstore.store.diagnostics import unusable
 from shmstore.store.options import MAX_CAPACITY, MAX_WRITERS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shmstore.errors import LayoutMismatchError, WriterActiveError
+from shmstore.errors import LayoutMismatchError, WriterActiveError, check_flags
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.lru_pair import (
     MultiModalProcessorOnlyCache,
@@ -18,7 +18,7 @@ from shmstore.multimodal.config import MultiModalCacheConfig, checked_config
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, UpdatesT
 from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-from shmstore.store.arguments import check_flags, int_of
+from shmstore.store.arguments import int_of
 from shmstore.tiers import StoreTier, open_tier
 
 HANDLE_VARIABLE = "SHMSTORE_HANDLE"

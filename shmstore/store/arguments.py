@@ -85,13 +85,6 @@ def seconds_of(name: str, value: Any) -> float:
         raise ValueError(f"{name} has too many digits: {shown(value)} (hint: float('inf') has no end)") from None
 
 
-def check_flags(**flags: Any) -> None:
-    """Raise TypeError, which names the argument, for one that is not a bool: the text "false" would be true."""
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, not {shown(value)}")
-
-
 def checked_name(name: Any) -> str:
     """Return the name; TypeError or ValueError if no store can have it."""
     if not isinstance(name, str):

@@ -20,6 +20,7 @@ from shmstore.errors import (
     StoreExistsError,
     StoreNotFoundError,
     WriterActiveError,
+    check_flags,
     shown,
     unless_interrupted,
     unnamed,
@@ -32,7 +33,6 @@ from shmstore.store import diagnostics, orphans
 from shmstore.store.arguments import (
     LOOK_AGAIN,
     Closable,
-    check_flags,
     checked_name,
     expected_store,
     int_of,

@@ -6,9 +6,9 @@ from typing import Any, Required, TypedDict, TypeVar, get_type_hints
 
 from shmstore.bindings import store as native
 from shmstore.bindings.inspect import FLAGS
-from shmstore.errors import shown
+from shmstore.errors import check_flags, shown
 from shmstore.places import Folder
-from shmstore.store.arguments import check_flags, checked_access, int_of, several_of
+from shmstore.store.arguments import checked_access, int_of, several_of
 
 MAX_CAPACITY, MAX_OBJECTS = native.MAX_CAPACITY, native.MAX_OBJECTS
 MAX_READERS, MAX_GROUPS, MAX_WRITERS = native.MAX_READERS, native.MAX_GROUPS, native.MAX_WRITERS

@@ -19,6 +19,7 @@ from shmstore.errors import (
     RankInUseError,
     StaleRefError,
     StoreNotFoundError,
+    check_flags,
     unless_interrupted,
 )
 from shmstore.places import Folder, parts_of
@@ -29,7 +30,6 @@ from shmstore.store import diagnostics
 from shmstore.store.arguments import (
     LOOK_AGAIN,
     Closable,
-    check_flags,
     expected_store,
     hides_payload,
     int_of,

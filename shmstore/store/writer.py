@@ -17,6 +17,7 @@ from shmstore.errors import (
     ShmStoreError,
     StaleRefError,
     StoreFullError,
+    check_flags,
     shown,
 )
 from shmstore.namespaces import MARK, named, prefix_of, split
@@ -25,7 +26,6 @@ from shmstore.serde.encode import array_address
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.store import diagnostics
 from shmstore.store.arguments import (
-    check_flags,
     group_of,
     hides_payload,
     int_of,

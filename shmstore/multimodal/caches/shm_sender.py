@@ -35,6 +35,7 @@ from shmstore.errors import (
     ShmStoreError,
     StoreFullError,
     UnsupportedValueError,
+    check_flags,
     shown,
 )
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, Begun
@@ -61,7 +62,7 @@ from shmstore.multimodal.values.types import (
 )
 from shmstore.refs import StoreHandle, trusted_ref
 from shmstore.store import Claim, ObjectStoreWriter
-from shmstore.store.arguments import MAX_KEY, check_flags, int_of, packed_key, stored_key
+from shmstore.store.arguments import MAX_KEY, int_of, packed_key, stored_key
 from shmstore.store.batch import internals_of
 from shmstore.store.kinds import number_of
 from shmstore.store.writer import Batch, put_options
