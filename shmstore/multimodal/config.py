@@ -10,7 +10,7 @@ import dataclasses
 from numbers import Real
 from typing import Any, Literal
 
-from shmstore.errors import kind_of, shown
+from shmstore.errors import check_flags, kind_of, shown
 from shmstore.places import folder_of
 from shmstore.store.arguments import checked_id, checked_name, int_of
 from shmstore.store.options import (
@@ -96,10 +96,8 @@ class MultiModalCacheConfig:
         shared = self.cache_type == "shm"
         if self.cache_type not in ("lru", "shm"):
             raise ValueError(f"cache_type must be 'lru' or 'shm', not {shown(self.cache_type)}")
-        for field in dataclasses.fields(self):
-            flag = getattr(self, field.name)
-            if field.type == "bool" and not isinstance(flag, bool):  # a text from a file, "false", would be true
-                raise ValueError(f"{field.name} must be True or False, not {shown(flag)}")
+        fields = dataclasses.fields(self)
+        check_flags(**{field.name: getattr(self, field.name) for field in fields if field.type == "bool"})
         for name in ("processor_cache_gb", "ipc_cache_gb"):
             size = getattr(self, name)
             if size is None and name == "ipc_cache_gb":
