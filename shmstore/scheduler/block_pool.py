@@ -11,7 +11,7 @@ import numpy as np
 
 from shmstore.bindings.blockpool import FREE_ORDERS, Pool, pack_ids, unpack_ids
 from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes, split_hashes
-from shmstore.errors import shown, unless_interrupted
+from shmstore.errors import check_flags, shown, unless_interrupted
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
 from shmstore.scheduler.extra_keys import EventSource
@@ -46,7 +46,8 @@ class BlockPool:
       nobody can find their contents. "tail": after the others.
     * `specs` are the specs of the groups, by group id; events name the kind and window of those they know.
 
-    A refusal is a ValueError (TypeError for a number that is not an integer) and leaves the pool as it was.
+    A refusal is a ValueError (TypeError for a number that is not an integer, and for a flag that is not a bool) and
+    leaves the pool as it was.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class BlockPool:
         specs: Sequence[KVCacheSpec] = (),
     ) -> None:
         check_range(1, 1 << 30, num_blocks=num_blocks)
+        check_flags(enable_caching=enable_caching, events=events, int_event_hashes=int_event_hashes)
         if free_order not in FREE_ORDERS:
             raise ValueError(f"free_order must be one of {', '.join(FREE_ORDERS)}, not {shown(free_order)}")
         if hash_block_size is not None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 
-from shmstore.errors import shown
+from shmstore.errors import check_flags, shown
 from shmstore.scheduler.checks import check_range
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ def compute_encoder_budget(
     the model is not multimodal. Return (0, 0) with a warning if it is empty, because all modalities are switched off.
     ValueError for negative numbers, and if the largest item exceeds `max_num_batched_tokens` and may not be split.
     """
+    check_flags(disable_chunked_mm_input=disable_chunked_mm_input)
     _check_counts("max_tokens_by_modality", max_tokens_by_modality or {})
     check_range(
         0,
@@ -72,6 +73,7 @@ class MultiModalBudget:
     enable_chunked_prefill: bool = True
 
     def __post_init__(self) -> None:
+        check_flags(enable_chunked_prefill=self.enable_chunked_prefill)
         self.max_tokens_by_modality = dict(self.max_tokens_by_modality)
         self.limits_per_prompt = dict(self.limits_per_prompt)
         _check_counts("max_tokens_by_modality", self.max_tokens_by_modality)

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from shmstore.bindings.blockpool import pack_ids, unpack_ids
+from shmstore.errors import check_flags
 
 if TYPE_CHECKING:
     from shmstore.scheduler.block_pool import BlockPool
@@ -101,8 +102,11 @@ class KVCacheBlocks:
     def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
     def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
         """Return the ids of each group; with `allow_none`, return None if there are no blocks."""
-        if allow_none and not self.packed_ids:
-            return None
+        if allow_none is True:
+            if not self.packed_ids:
+                return None
+        elif allow_none is not False:
+            check_flags(allow_none=allow_none)
         return tuple(unpack_ids(ids) for ids in self.split())
 
     def get_unhashed_block_ids(self) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from shmstore.errors import shown
+from shmstore.errors import check_flags, shown
 from shmstore.scheduler.checks import check_range
 
 _ITEM_SIZES = {"bfloat16": 2, "float": 4} | dict.fromkeys(
@@ -170,6 +170,9 @@ class KVCacheGroupSpec:
     """What each of them keeps."""
     is_eagle_group: bool = False
     """The group has layers of an EAGLE or MTP draft model."""
+
+    def __post_init__(self) -> None:
+        check_flags(is_eagle_group=self.is_eagle_group)
 
 
 @dataclass(frozen=True)

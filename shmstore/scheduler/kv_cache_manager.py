@@ -8,7 +8,7 @@ from typing import Any
 
 from shmstore.bindings.hashlist import BlockHashes
 from shmstore.bindings.kvcache import KINDS, Tables
-from shmstore.errors import shown
+from shmstore.errors import check_flags, shown
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent
@@ -115,6 +115,10 @@ class KVCacheManager:
     ) -> None:
         if not hasattr(config, "kv_cache_groups"):
             raise TypeError(f"config must be a KVCacheConfig (make_kv_cache_config gives one), not {shown(config)}")
+        check_flags(
+            enable_caching=enable_caching, use_eagle=use_eagle, log_stats=log_stats,
+            enable_kv_cache_events=enable_kv_cache_events, int_event_hashes=int_event_hashes,
+        )  # fmt: skip
         groups = config.kv_cache_groups
         enable_caching = enable_caching and bool(groups)  # without layers there is nothing to cache
         check_range(1, INT64_LIMIT, max_model_len=max_model_len)
@@ -186,6 +190,8 @@ class KVCacheManager:
         Add no reference: until `allocate_slots` has the blocks, they may be handed out to other requests. With
         `record_stats=False`, do not count the look-up: call `record_prefix_cache_stats` when the request is scheduled.
         """
+        if record_stats is not True and record_stats is not False:
+            check_flags(record_stats=record_stats)
         self.shared_prefix_boundary = 0
         if request.skip_reading_prefix_cache or not self.enable_caching:
             return self.empty_kv_cache_blocks, 0
@@ -262,6 +268,7 @@ class KVCacheManager:
             and not (
                 full_sequence_must_fit
                 or admission
+                or delay_cache_blocks
                 or num_new_computed_tokens
                 or num_encoder_tokens
                 or num_external_computed_tokens
@@ -269,6 +276,15 @@ class KVCacheManager:
             )
         ):
             return self.empty_kv_cache_blocks
+        if (
+            (delay_cache_blocks and delay_cache_blocks is not True)
+            or (full_sequence_must_fit and full_sequence_must_fit is not True)
+            or (admission and admission is not True)
+        ):
+            check_flags(
+                delay_cache_blocks=delay_cache_blocks, full_sequence_must_fit=full_sequence_must_fit,
+                admission=admission,
+            )  # fmt: skip
         if num_new_tokens < 1 and (num_new_tokens or not num_external_computed_tokens):
             raise ValueError("num_new_tokens must be greater than 0")
         tables = self._tables

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex, overload
 
 from shmstore.bindings.hashlist import BlockHashes
-from shmstore.errors import shown
+from shmstore.errors import check_flags, shown
 from shmstore.scheduler.checks import INT64_LIMIT, check_in_order, plain_token_ids
 
 
@@ -107,6 +107,8 @@ class Request:
             raise ValueError("a request needs prompt_token_ids or prompt_embeds")
         if not isinstance(request_id, str):
             raise TypeError(f"request_id must be a str, not {shown(request_id)}")
+        if skip_reading_prefix_cache is not False:
+            check_flags(skip_reading_prefix_cache=skip_reading_prefix_cache)
         check_in_order(mm_features)
         self.request_id = request_id
         self.prompt_embeds = prompt_embeds

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from shmstore.errors import CorruptStoreError
+from shmstore.errors import CorruptStoreError, check_flags
 from shmstore.serde import tensors
 from shmstore.serde.decode import Mode, Plan, make_plan
 from shmstore.serde.encode import array_address, encode_tree, fill_leaf, new
@@ -27,7 +27,7 @@ _ONE_TENSOR: dict[Any, tuple[bytes, int]] = {}
 _ONE_ARRAY: dict[Any, tuple[bytes, int]] = {}
 _FLAT: dict[Any, tuple[bytes, int, tuple[tuple[int, int], ...]]] = {}
 _PLANS: dict[Mode, dict[bytes, Plan]] = {"view": {}, "copy": {}, "write": {}, "device": {}}
-_VIEW_PLANS = _PLANS["view"]
+_VIEW_PLANS, _COPY_PLANS = _PLANS["view"], _PLANS["copy"]
 _LARGE_PLANS: dict[tuple[Mode, bytes], Plan] = {}
 _FLAT_LEAVES = 16
 
@@ -38,6 +38,11 @@ def _remember(cache: dict[Any, Any], key: Any, entry: Any, most: int = _CACHE_EN
     if len(cache) >= most:
         cache.clear()
     cache[key] = entry
+
+
+def _mode(copy: bool) -> Mode:
+    check_flags(copy=copy)
+    return "copy" if copy else "view"
 
 
 def _plan(meta: bytes, mode: Mode) -> Plan:
@@ -175,7 +180,9 @@ class MsgpackSerde:
         """
         if type(meta) is not bytes:  # other buffers compare by identity, or can change
             meta = bytes(meta)
-        needed, build = (_PLANS["copy"] if copy else _VIEW_PLANS).get(meta) or _plan(meta, "copy" if copy else "view")
+        needed, build = (_VIEW_PLANS if copy is False else _COPY_PLANS if copy is True else {}).get(meta) or _plan(
+            meta, _mode(copy)
+        )
         if len(payload) < needed:
             raise CorruptStoreError(f"the payload has {len(payload)} bytes, and the meta bytes describe {needed}")
         return build(payload)

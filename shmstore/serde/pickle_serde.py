@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 
-from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError, cut, unless_interrupted
+from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError, check_flags, cut, unless_interrupted
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.wire import PICKLE, parse
 
@@ -45,6 +45,7 @@ class PickleSerde:
 
     def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
         """Return a private copy of the value, with or without `copy`; **runs code that the bytes name**."""
+        check_flags(copy=copy)
         size = len(payload)
         ext = parse(meta, msgpack.ExtType)
         if type(ext) is not msgpack.ExtType or ext.code != PICKLE or len(ext.data) != 8:

@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import torch
 
 import shmstore
 from shmstore import (
-    Cache,
     MsgpackSerde,
     ObjectStoreReader,
     ObjectStoreWriter,
@@ -24,7 +25,9 @@ from shmstore import (
     scheduler,
 )
 from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS, MAX_WRITERS
+from tests.scheduler.helpers import config as kv_config
 from tests.support import Stores, raises, segments, state, store_name
+from tests.test_public import MODULES
 
 ONE = torch.ones(1)
 Call = Callable[[ObjectStoreWriter, Any], object]
@@ -210,51 +213,89 @@ def of_ours(method: Any) -> bool:
 
 def flags_of(call: Callable[..., Any]) -> list[str]:
     given = inspect.signature(call).parameters.values()
-    return [each.name for each in given if isinstance(each.default, bool) or "bool" in str(each.annotation)]
+    bools = [each for each in given if isinstance(each.default, bool) or "bool" in str(each.annotation)]
+    return [each.name for each in bools if "Callable" not in str(each.annotation)]
 
 
-FLAGGED = [
-    (of, name, flag)
-    for of in (ObjectStoreWriter, ObjectStoreReader, multimodal.ShmObjectStoreSenderCache, Cache, Queue)
-    for name, call in inspect.getmembers(of, callable)
-    if name == "__init__" or name[0] != "_"
-    for flag in flags_of(call)
-    if flag != "delta"  # of figures
-]
+def public() -> Iterator[tuple[Any, str, str]]:
+    """Yield each flag of each public call: the function or class, the name of the method, and the flag."""
+    modules = [import_module(name) for name in MODULES if "metrics" not in name or find_spec("prometheus_client")]
+    for of in dict.fromkeys(getattr(module, name) for module in modules for name in module.__all__):
+        for name, call in inspect.getmembers(of, callable) if isinstance(of, type) else [("", of)]:
+            if of_ours(call) and (name == "__init__" or name[:1] != "_"):
+                yield from ((of, name, flag) for flag in flags_of(call))
+
+
+NO_CALLS_OF_USERS = {
+    "BaseMultiModalProcessorCache.make_stats": "abstract",
+    "ObjectSerde.decode": "a protocol",
+    "PrefixCacheStats.__init__": "a record that the manager makes",
+    "PrefixCacheStats.record": "the manager calls it",
+    "TierStats.__init__": "a record that the tier makes",
+}
+FLAGGED = [each for each in public() if f"{each[0].__name__}.{each[1]}" not in NO_CALLS_OF_USERS]
+
+
+def full_queue(held: dict[str, Any]) -> Queue:
+    queue = Queue(1 << 20)
+    queue.put(1)
+    return queue
+
+
+def settled_manager(held: dict[str, Any]) -> scheduler.KVCacheManager:
+    """Return a manager whose next `allocate_slots` ends early."""
+    manager = scheduler.KVCacheManager(held["config"], 64, 4, enable_caching=False)
+    manager.allocate_slots(held["request"], 1)
+    return manager
+
+
+MADE: dict[type, Callable[[dict[str, Any]], Any]] = {
+    ObjectStoreWriter: lambda held: held["writer"],
+    ObjectStoreReader: lambda held: ObjectStoreReader.attach(held["writer"].handle),
+    Queue: full_queue,
+    multimodal.MultiModalField: lambda held: multimodal.MultiModalBatchedField(),
+    multimodal.ShmObjectStoreSenderCache: lambda held: multimodal.processor_cache_from_config(held["config"]),
+    scheduler.KVCacheManager: settled_manager,
+}
+"""How to make what has the method, where the constructor does not do."""
+
+
+def given(call: Callable[..., Any], held: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by their names: those in `held`, and 8 for others that must be."""
+    named = [each for each in inspect.signature(call).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    return {each.name: held.get(each.name, 8) for each in named if each.name in held or each.default is each.empty}
 
 
 @pytest.mark.parametrize(("of", "name", "flag"), FLAGGED, ids=lambda part: getattr(part, "__name__", part))
-def test_every_flag_is_true_or_false(of: type, name: str, flag: str, stores: Stores) -> None:
+def test_every_flag_is_true_or_false(of: Any, name: str, flag: str, stores: Stores) -> None:
     """The text "no" is true: `close(unlink="no")` removed a store."""
     writer = stores.create(n_readers=1)
+    config: Any = multimodal.MultiModalCacheConfig(cache_type="shm", world_size=1, ipc_cache_gb=0.01)
+    if of is scheduler.KVCacheManager:
+        config = kv_config(9, ("full", 4))
     held: dict[str, Any] = {
-        "key": "new",
-        "value": ONE,
-        "template": ONE,
-        "ref": writer.put("a", ONE),
-        "handle_or_name": writer.handle,
+        **{"key": "new", "value": ONE, "template": ONE, "ref": writer.put("a", ONE), "make": int, "timeout": 0},
+        **{"name": store_name(), "capacity": 1 << 20, "handle_or_name": writer.handle, "config": config},
+        **{"writer": writer, "meta": MsgpackSerde().encode(7).meta, "payload": b"", "elems": [], "slices": []},
+        **{"max_tokens_by_modality": {}, "limits_per_prompt": {}, "items": {}, "blocks": [], "num_new_tokens": 1},
+        **{"enable_caching": True, "prompt_token_ids": [1], "request_id": "r", "request": scheduler.Request("r", [1])},
     }
-    config = multimodal.MultiModalCacheConfig(cache_type="shm", world_size=1, ipc_cache_gb=0.01)
-    held |= {"name": store_name(), "capacity": 4096, "n_readers": 8, "config": config, "writer": writer}
-    held |= {"make": int, "timeout": 0}
-    on: Any = of if name in ("create", "open", "join", "recover", "attach") else None
-    if on is None and name != "__init__":
-        if of is multimodal.ShmObjectStoreSenderCache:
-            on = multimodal.processor_cache_from_config(config)
-        elif of is Cache:
-            on = Cache(held["name"], 1 << 20)
-        elif of is Queue:
-            on = Queue(1 << 20)
-            on.put(1)
-        else:
-            on = writer if of is ObjectStoreWriter else stores.attach(writer)
-    call = of if on is None else getattr(on, name)
+    call = getattr(of, name, of)
+    if name in ("", "__init__"):
+        call = of
+    elif not inspect.ismethod(call):  # nor a class method
+        on = MADE[of](held) if of in MADE else of(**given(of, held))
+        call = getattr(stores.keep(on) if hasattr(on, "close") else on, name)
     before = state(writer)
-    given = {each: held[each] for each in inspect.signature(call).parameters if each in held}
-    for wrong in ("no", 1, None) if flag != "unlink" else ("no", 1):
-        with raises(TypeError, [flag]):
-            got = call(**given | {flag: wrong})
+    error = ValueError if of is multimodal.MultiModalCacheConfig else TypeError  # as for each of its fields
+    none = "None" in str(inspect.signature(call).parameters[flag].annotation)
+    none |= name == "allocate_slots"  # to tell it from False would take 5 % of a decode step
+    for wrong in ("no", 1) if none else ("no", 1, None):
+        with raises(error, [f"{flag} must be True or False"]):
+            got = call(**given(call, held) | {flag: wrong})
             asyncio.run(got) if inspect.iscoroutine(got) else got.__enter__()  # of `reserve`
     assert before == state(writer)
-    if isinstance(on, (multimodal.ShmObjectStoreSenderCache, Cache, Queue)):
-        on.close()
+
+
+def test_no_call_with_flags_is_exempt_for_nothing() -> None:
+    assert NO_CALLS_OF_USERS.keys() <= {f"{of.__name__}.{name}" for of, name, _ in public()}

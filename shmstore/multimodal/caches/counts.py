@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from shmstore.errors import check_flags
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheInfo:
@@ -43,7 +45,9 @@ class HitCounter:
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return all counts; with `delta`, those since the last call with `delta`."""
         hits, total, reported_hits, reported_total = self.counts
-        if not delta:
+        if delta is False:
             return CacheInfo(hits, total)
+        if delta is not True:
+            check_flags(delta=delta)
         self.counts = hits, total, hits, total
         return CacheInfo(hits - reported_hits, total - reported_total)

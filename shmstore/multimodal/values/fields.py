@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from shmstore.errors import kind_of, shown
+from shmstore.errors import check_flags, kind_of, shown
 from shmstore.multimodal.values.nested import NestedTensors, nested_equal, page_locked, to_device
 
 
@@ -47,6 +47,8 @@ class MultiModalField(ABC):
 
         Raises ValueError if `elems` is empty, or if an element's field does not match this field.
         """
+        if pin_memory is not False:
+            check_flags(pin_memory=pin_memory)
         if not elems:
             raise ValueError("elems must not be empty")
         for elem in elems:

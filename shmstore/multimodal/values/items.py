@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from shmstore.errors import kind_of, listed, shown
+from shmstore.errors import check_flags, kind_of, listed, shown
 from shmstore.multimodal.values.fields import MultiModalFieldConfig, MultiModalFieldElem, MultiModalSharedField
 from shmstore.multimodal.values.nested import NestedTensors, alone, nested_equal
 
@@ -167,6 +167,8 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
 
         Raises ValueError if an item is None, or if the elements of a key have fields that do not match.
         """
+        if pin_memory is not False:
+            check_flags(pin_memory=pin_memory)
         elems_by_key: dict[str, list[MultiModalFieldElem]] = {}
         for item in chain.from_iterable(self.require_data().values()):
             for key, elem in (item or {}).items():
