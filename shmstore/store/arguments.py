@@ -94,11 +94,10 @@ def checked_name(name: Any) -> str:
     except UnicodeEncodeError:
         possible = False
     if not possible or "/" in name or "\0" in name or name.startswith("{"):
-        if name.startswith("{"):
-            hint = "StoreHandle.from_json reads a handle's JSON"
-        else:
-            hint = f"pass up to {native.MAX_NAME} bytes without slash or NUL, and a folder as dir"
-        raise ValueError(f"not a name: {shown(name)} (hint: {hint})")
+        hint = "StoreHandle.from_json reads a handle's JSON" if name.startswith("{") else "pass another folder as dir"
+        raise ValueError(
+            f"not a name of 1 to {native.MAX_NAME} bytes without slash or NUL: {shown(name)} (hint: {hint})"
+        )
     return name
 
 
