@@ -65,7 +65,7 @@ SAID: list[tuple[Call, type[Exception], list[str], list[str]]] = [
     (lambda w, r, ref: StoreHandle(1, 2, 3), TypeError, ["name", "str", "int"], []),  # type: ignore[arg-type]
     (lambda w, r, ref: StoreHandle("x", True, 3), TypeError, ["store_id", "int", "bool"], []),
     (lambda w, r, ref: StoreHandle("x", 2, 3, None), TypeError, ["dir", "None"], []),  # type: ignore[arg-type]
-    (lambda w, r, ref: attach("a\0b"), ValueError, [], ["NUL"]),
+    (lambda w, r, ref: attach("a\0b"), ValueError, ["NUL", "200"], ["dir"]),
     (lambda w, r, ref: attach(closed(w).handle, 1), StoreNotFoundError, ["NAME"], ["closes it"]),
     (lambda w, r, ref: closed(w).__enter__(), StoreClosedError, ["NAME"], []),
     *(

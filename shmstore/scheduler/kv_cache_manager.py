@@ -276,11 +276,7 @@ class KVCacheManager:
             )
         ):
             return self.empty_kv_cache_blocks
-        if (
-            (delay_cache_blocks and delay_cache_blocks is not True)
-            or (full_sequence_must_fit and full_sequence_must_fit is not True)
-            or (admission and admission is not True)
-        ):
+        if not (full_sequence_must_fit is admission is delay_cache_blocks is False):
             check_flags(
                 delay_cache_blocks=delay_cache_blocks, full_sequence_must_fit=full_sequence_must_fit,
                 admission=admission,
