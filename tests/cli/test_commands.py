@@ -314,6 +314,30 @@ def test_a_file_that_cannot_be_made_is_named_with_a_hint(option: tuple[str, ...]
         assert (1, True, False) == (ran.status, "File name too long" in ran.err, "hint" in ran.err)
 
 
+@pytest.mark.parametrize("option", [("--svg",), ("--key", "key-1", "--tensor", "pixels", "--out")])
+def test_a_file_to_write_replaces_the_old_one_and_no_store(option: tuple[str, ...], tmp_path: Path) -> None:
+    """A process may have mapped the old file, and would die of SIGBUS if it were cut short."""
+    (old := tmp_path / "old").write_bytes(b"old")
+    (link := tmp_path / "link").symlink_to(old)
+    with case("live") as name, old.open("rb") as mapped:
+        before = (SHM / name).read_bytes()
+        for path in (f"/dev/shm/{name}", link):
+            link.unlink()
+            link.symlink_to(SHM / name)
+            ran = piped("dump", name, *option, str(path))
+            assert (1, True, before) == (ran.status, f"{path} is a store" in ran.err, (SHM / name).read_bytes()), ran
+        link.unlink()
+        link.symlink_to(old)
+        assert 0 == piped("dump", name, *option, str(link)).status
+        assert (b"old", True, {old, link}) == (mapped.read(), old.stat().st_size > 3, set(tmp_path.iterdir()))
+        assert 0 == piped("dump", name, *option, "/dev/null").status
+        command = [sys.executable, "-m", "shmstore", "dump", name, *option, "/dev/stdout"]
+        assert old.read_bytes()[:6] == subprocess.run(command, capture_output=True, check=True, timeout=60).stdout[:6]
+        for path, status, said in (("/dev/full", 1, "/dev/full: No space"), ("", 2, "is empty")):
+            ran = piped("dump", name, *option, path)
+            assert (status, True) == (ran.status, said in ran.err), ran
+
+
 # ---- dump
 
 

@@ -5,12 +5,15 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shmstore.cli.command import EXIT_WRONG, number_argument
-from shmstore.places import DIRECTORY, VARIABLE, descriptors_of
+from shmstore.files import classify
+from shmstore.places import DIRECTORY, VARIABLE, descriptors_of, place_of
 
 if TYPE_CHECKING:
     from shmstore.inspect.records import StoreFacts, WriterInfo
@@ -167,6 +170,37 @@ def add_dir(parser: argparse.ArgumentParser, or_pid: bool = False) -> None:
         places.add_argument("--pid", metavar="PID", dest="dir", type=_descriptors, help=what)
         trusted = "look into the stores of this user, too, who can end the command by cutting a file short"
         parser.add_argument("--allow-uid", metavar="UID", type=number_argument(int, 0, 2**32 - 2), help=trusted)
+
+
+def file_argument(text: str) -> str:
+    """Return the path of a file to write, which `new_file` takes: an argparse type."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be the path of a file, and is empty")
+    return text
+
+
+@contextmanager
+def new_file(path: str) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of the one at `path` when the block ends; what is not a file is written itself.
+
+    The old file is not changed, since a process may have mapped it. ValueError if it is a store; an OSError has `path`.
+    """
+    target, special = os.path.realpath(path), os.path.exists(path) and not os.path.isfile(path)
+    if os.path.isfile(path) and classify(place_of(target)).state not in ("foreign", "blank", "unreadable"):
+        raise ValueError(f"{path} is a store (hint: pass the path of another file, or of none)")
+    file = path if special else os.path.join(os.path.dirname(target), f".shmstore.{os.urandom(4).hex()}")
+    try:
+        with open(file, "wb" if special else "xb") as out:
+            yield out
+        if not special:
+            os.replace(file, target)
+    except BaseException as error:
+        if not special:
+            with suppress(OSError):
+                os.unlink(file)
+        if isinstance(error, OSError):
+            error.filename = path
+        raise
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from shmstore.cli.commands.common import (
     age,
     complain,
     counted,
+    file_argument,
     hit_ratio,
+    new_file,
     one_writer,
     print_json,
     shown,
@@ -276,7 +278,7 @@ def _described(path: str, part: Any) -> dict[str, Any]:
 
 
 def _copy_tensor(
-    inspector: StoreInspector, slot: SlotInfo, parts: Sequence[tuple[str, Any]], path: str, file: Path
+    inspector: StoreInspector, slot: SlotInfo, parts: Sequence[tuple[str, Any]], path: str, file: str
 ) -> Leaf:
     """Copy the tensor or array at `path` to a file, and return it; ObjectNotFoundError unless there is exactly one."""
     leaves = [(where, part) for where, part in parts if isinstance(part, Leaf)]
@@ -287,8 +289,8 @@ def _copy_tensor(
         raise ObjectNotFoundError(f"{there} {short(path)}", hint=hint)
     (leaf,) = found
     data = inspector.payload(slot, leaf.offset, leaf.nbytes) if leaf.nbytes else bytearray()
-    with file.open("wb") as out:  # np.save would append .npy to a name
-        np.save(out, np.ndarray(leaf.shape, leaf.carrier, data), allow_pickle=False)
+    with new_file(file) as out:  # np.save asks a file that it knows as one for its position, which a pipe has not
+        np.save(SimpleNamespace(write=out.write), np.ndarray(leaf.shape, leaf.carrier, data), allow_pickle=False)
     return leaf
 
 
@@ -316,10 +318,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its shapes")
     parser.add_argument("--namespace", metavar="S", help="namespace of --key, if it has one")
     parser.add_argument("--tensor", metavar="PATH", help="tensor to copy to --out; PATH as shown, . for an array")
-    parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
+    parser.add_argument("--out", type=file_argument, metavar="FILE.npy", help="file for --tensor")
     parser.add_argument("--all", action="store_true", help="all ranks, objects and leases, not only some")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--svg", metavar="FILE", help="write the output as a picture, for a ticket")
+    form.add_argument("--svg", type=file_argument, metavar="FILE", help="write the output as a picture, for a ticket")
     add_json(form)
 
 
@@ -330,7 +332,7 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
     if arguments.tensor is not None:
         leaf = _copy_tensor(inspector, slot, parts, arguments.tensor, arguments.out)
         if arguments.json:
-            print_json({"ok": True, "file": str(arguments.out), **_described(arguments.tensor, leaf)})
+            print_json({"ok": True, "file": arguments.out, **_described(arguments.tensor, leaf)})
         else:
             print(f"{arguments.out}: {leaf.dtype} {leaf.shape}, object {slot.object_id}")
     elif arguments.json:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shmstore.cli.commands.common import hit_ratio, shown, size, span
+from shmstore.cli.commands.common import hit_ratio, new_file, shown, size, span
 from shmstore.inspect.records import ReaderInfo, WriterInfo
 from shmstore.store.stats import KindStats
 
@@ -45,8 +45,8 @@ def save_picture(picture: Console, file: str, title: str) -> None:
     drawn = picture.export_svg(title=f"shmstore {shown(title)}")
     # Without rich's two fonts, which a browser would fetch from the network. Any monospaced font fits.
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, count=2, flags=re.DOTALL)
-    with open(file, "w", encoding="utf-8") as picture_file:
-        picture_file.write(drawn)
+    with new_file(file) as out:
+        out.write(drawn.encode())
     print(file)
 
 

@@ -19,6 +19,7 @@ from shmstore.cli.commands.common import (
     add_json,
     complain,
     counted,
+    file_argument,
     hit_ratio,
     one_writer,
     print_json,
@@ -278,7 +279,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     orders = f"largest first: of stores {', '.join(_STORE_ORDERS)}; of the ranks of NAME {', '.join(_RANK_ORDERS)}"
     parser.add_argument("--sort", choices=sorted({*_STORE_ORDERS, *_RANK_ORDERS}), help=orders)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
+    form.add_argument("--svg", type=file_argument, metavar="FILE", help="write the last sample as a picture")
     add_json(form)
     add_dir(parser, or_pid=True)
 
