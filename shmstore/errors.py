@@ -279,10 +279,16 @@ class ObjectTooLargeError(ShmStoreError, ValueError):
 
 
 class ObjectExistsError(ShmStoreError, ValueError):
-    """An object with this key is already stored; keys are content hashes, so its bytes are the same."""
+    """An object with this key is stored, or a thread just puts it; keys are content hashes, so its bytes are the same.
+
+    Threads of which each puts only after `find_or_claim(key, wait=seconds)` gave it the claim wait for one another.
+    """
 
     default_message = "the object already exists in the storage"
-    default_hint = "call get_cached(key) for another reference to it, or delete(key) first"
+    default_hint = (
+        "call get_cached(key) for another reference to it, or delete(key) first; while another thread still puts it, "
+        "both find nothing: let each thread call find_or_claim(key, wait=seconds) before it puts"
+    )
 
 
 class ObjectNotFoundError(ShmStoreError, KeyError):

@@ -43,7 +43,7 @@ def closed(writer: ObjectStoreWriter) -> ObjectStoreWriter:
 # The call with a writer, its reader and a stale reference; what it raises; parts of its message, and of its hint. NAME
 # is the store's.
 SAID: list[tuple[Call, type[Exception], list[str], list[str]]] = [
-    (lambda w, r, ref: w.put("a-key", 1), ObjectExistsError, ["'a-key'"], []),
+    (lambda w, r, ref: w.put("a-key", 1), ObjectExistsError, ["'a-key'"], ["get_cached", "find_or_claim", "wait="]),
     (lambda w, r, ref: w.get_cached("absent"), ObjectNotFoundError, ["'absent'"], []),
     (lambda w, r, ref: r.get(ref), StaleRefError, ["id=2"], []),
     (lambda w, r, ref: r.get(b"x"), TypeError, ["ObjectRef", "bytes", "from_bytes"], []),  # type: ignore[arg-type]
