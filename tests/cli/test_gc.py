@@ -71,6 +71,17 @@ def test_a_dead_store_whose_name_nobody_knows_is_called_so_and_not_recoverable()
             assert "could be recovered" in piped("gc", ephemeral, "--json").json["segments"][0]["kept_because"]
 
 
+def test_a_sparse_copy_is_not_said_to_be_recoverable() -> None:
+    with case("dead") as name:
+        path = SHM / name
+        size, first = path.stat().st_size, path.read_bytes()[:4096]
+        path.write_bytes(first)
+        os.truncate(path, size)
+        path.chmod(0o600)
+        ran = piped("gc", name)
+        assert (0, True, False) == (ran.status, "kept: sparse" in ran.out, "could be recovered" in ran.out), ran.out
+
+
 def test_a_store_is_kept_while_an_arena_of_it_is_sound() -> None:
     name = store_name()
     with ObjectStoreWriter.create(name, **OPTIONS, n_writers=3) as writer:  # nobody ever has the third arena

@@ -14,7 +14,10 @@ from shmstore.inspect.records import SegmentInfo
 from shmstore.inspect.segments import find_segments, look_at, remove_segment, settled
 
 _RECOVERABLE = "could be recovered"
-_RECOVERABLE_ELSEWHERE = "another version may recover it"
+_KEPT = {  # of these states: why instead
+    "other version": "another version may recover it",
+    "sparse": "sparse, so nothing opens it until `fallocate -l BYTES FILE` fills its holes",
+}
 _ADD = "add --yes to remove"
 _EPHEMERAL = "ephemeral: its name was generated; the next `create` removes it"
 
@@ -48,7 +51,7 @@ def _judge(info: SegmentInfo, force: bool) -> _Candidate:
         elif info.ranks_alive:
             reasons.append(f"readers attached: {info.ranks_alive}")
         if info.recoverable or (info.facts and not info.ephemeral):  # of a damaged one: an arena is sound
-            reasons.append(_RECOVERABLE_ELSEWHERE if info.state == "other version" else _RECOVERABLE)
+            reasons.append(_KEPT.get(info.state, _RECOVERABLE))
     return _Candidate(info, mapped_by, reasons)
 
 
