@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from shmstore import ObjectStoreWriter
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.ring import LEGEND, ring_map
-from tests.inspect.cases import OPTIONS, piped, three_writers
+from tests.inspect.cases import OPTIONS, piped, running, three_writers
 from tests.support import SHM, store_name
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operators.md"
@@ -62,6 +63,14 @@ def test_the_ring_shows_the_arenas_one_after_the_other() -> None:
     assert [0, 1, 2] == [hand // 64 for hand in ring.hands]
 
 
+def _two_writers(name: str, ready: int) -> None:
+    first = ObjectStoreWriter.create(name, **OPTIONS, n_writers=3)
+    second = ObjectStoreWriter.join(name)
+    os.write(ready, b"r")
+    signal.pause()
+    del first, second
+
+
 def test_ls_and_top_say_how_many_writers_are_alive() -> None:
     with three_writers() as (writer, (_, dead)):
         dead.kill()
@@ -74,6 +83,19 @@ def test_ls_and_top_say_how_many_writers_are_alive() -> None:
     assert "2 of 3 alive" in next(row for row in rows if writer.name in row)
     assert "writers 2 of 3 alive" in screen
     assert ["alive", "alive", "dead"] == [row["state"] for row in table(screen, "writers ")]
+
+
+def test_writers_that_have_all_closed_are_told_from_those_that_died() -> None:
+    name = store_name()
+    with running(name, _two_writers) as child:  # nobody ever has the third arena
+        child.kill()
+        died = [piped(command, name).out for command in ("ls", "gc", "dump")]
+        ObjectStoreWriter.join(name, 0).close(unlink=False)
+        half = piped("ls", name).out
+        ObjectStoreWriter.join(name, 1).close(unlink=False)
+        closed = [piped(command, name).out for command in ("ls", "gc", "dump")]
+    assert [True] * 4 == ["0 of 3 alive" in out for out in (*died, half)]
+    assert [True] * 3 == [re.search(r"\bclosed\b", out) is not None and "0 of 3" not in out for out in closed]
 
 
 def test_a_quick_look_says_how_many_writers_are_alive() -> None:

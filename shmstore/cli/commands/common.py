@@ -89,11 +89,16 @@ def one_writer(info: "WriterInfo") -> str:
 
 
 def writers(facts: "StoreFacts") -> str:
-    """Return whether the writers of a store are alive: of one, also its process; and the owner without an arena."""
-    infos = facts.writers
-    alive = sum(info.state == "alive" for info in infos)
-    one = infos[0].state if infos[0].pid is None else f"{infos[0].state} {infos[0].pid}"
-    said = f"{alive} of {len(infos)} alive" if len(infos) > 1 else one
+    """Return whether the writers of a store are alive: of one, also its process; and the owner without an arena.
+
+    Several are "closed" if each that there was has closed.
+    """
+    states = [info.state for info in facts.writers]
+    said = f"{states.count('alive')} of {len(states)} alive"
+    if len(states) == 1:
+        said = states[0] if (pid := facts.writers[0].pid) is None else f"{states[0]} {pid}"
+    elif {*states} - {"free"} == {"closed"}:
+        said = "closed"
     return said if facts.owner_pid is None else f"{said}, owner {facts.owner_pid}"
 
 
