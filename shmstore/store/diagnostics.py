@@ -278,7 +278,8 @@ def cannot_open(file: SegmentFile) -> ShmStoreError:
     error = LayoutMismatchError(f"{path_of(file.place)}: {file.problem or what}")
     if file.place.startswith("/proc/"):
         error.hint = (
-            "this descriptor is not a store's, or it is another process's: pass fd=, which handle.send has sent"
+            "this descriptor is not a store's, or it is another process's: shmstore ls --pid PID lists those of a "
+            "process, and a call takes fd=, which handle.send has sent"
         )
     elif file.state in ("foreign", "blank"):
         error.hint = "choose another name; shmstore ls lists the stores"

@@ -456,6 +456,15 @@ def test_dump_of_one_object_shows_its_tree_and_copies_a_tensor_out(tmp_path: Pat
             assert 1 == piped("dump", name, *arguments).status
 
 
+def test_where_there_is_no_tensor_or_store_the_hint_names_what_the_command_has(stores: Stores) -> None:
+    writer = stores.create()
+    writer.put("text", "no tensor")
+    ran = piped("dump", writer.name, "--key", "text", "--tensor", ".", "--out", "/dev/null")
+    assert (1, True, False) == (ran.status, "the object has none" in ran.err, "one of" in ran.err), ran
+    ran = piped("dump", "--pid", str(os.getpid()), "1")
+    assert (1, True) == (ran.status, "ls --pid" in ran.err), ran
+
+
 def test_the_operators_guide_has_each_column_of_each_table_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, set[str]] = {}
 

@@ -285,7 +285,7 @@ def _copy_tensor(
     found = [leaf for where, leaf in leaves if where == path]
     if len(found) != 1:
         there = f"there are {len(found)} tensors at" if found else "there is no tensor at"
-        hint = f"pass one of {listed(where for where, _ in leaves)}"
+        hint = f"pass one of {listed(where for where, _ in leaves)}" if leaves else "the object has none"
         raise ObjectNotFoundError(f"{there} {short(path)}", hint=hint)
     (leaf,) = found
     data = inspector.payload(slot, leaf.offset, leaf.nbytes) if leaf.nbytes else bytearray()
