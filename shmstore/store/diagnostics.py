@@ -336,8 +336,8 @@ def full(
         full.hint = f"end the leases of hold, leave protect(), commit or abort what begin() has begun; or {full.hint}"
     if absent := [rank for rank in refusal["awaited"] if rank in held]:
         full.hint = (
-            f"these ranks have never attached: {listed(absent)}; start them, call retire(rank) in each writer that "
-            f"hands out references, or put with lease=False what readers find by key; or {full.hint}"
+            f"these ranks have never attached: {listed(absent)}; start them, or call retire(rank) in each writer "
+            f"that hands out references; or {full.hint}"
         )
     if len(writer.groups) > 1:
         full.hint += "; a lease that assign_group(ref, group) has given to no group waits for all of them"
