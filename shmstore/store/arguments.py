@@ -74,9 +74,8 @@ def serde_of(value: Any) -> ObjectSerde:
 def seconds_of(name: str, value: Any) -> float:
     """Return `value` as seconds; TypeError or ValueError, which name the argument, if it is not a number from 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(
-            f"{name} must be a number of seconds, not {type(value).__name__} (hint: float('inf') has no end)"
-        )
+        hint = "hint: 0 does not wait, and float('inf') has no end"
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__} ({hint})")
     if not value >= 0:  # also true for a NaN
         raise ValueError(f"{name} must be at least 0 seconds, not {shown(value)}")
     try:

@@ -189,6 +189,11 @@ def test_an_argument_that_cannot_be_is_refused_by_name_and_changes_nothing(
     assert writer.cancel(ref)
 
 
+def test_who_passes_none_for_a_time_learns_what_does_not_wait_and_what_has_no_end(stores: Stores) -> None:
+    with pytest.raises(TypeError, match=r"hint: 0 .* float\('inf'\)"):
+        stores.create().put("new", ONE, timeout=None)  # type: ignore[arg-type]
+
+
 def test_a_rank_of_a_store_of_one_is_refused_with_the_number_that_it_has(stores: Stores) -> None:
     writer = stores.create(n_readers=1)
     for rank in (-1, 1):
