@@ -22,6 +22,7 @@ from shmstore.places import parts_of, path_of, place_of, stat_of
 
 PREFIX: Final = "shmstore-"
 """The start of generated names."""
+NO_STORE_HINT: Final = "choose another name; shmstore ls lists the stores; if this was one, rm removes its file"
 
 FileState = Literal[
     "ok",  # a store, alive or dead

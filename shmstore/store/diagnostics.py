@@ -26,7 +26,7 @@ from shmstore.errors import (
     listed,
     shown,
 )
-from shmstore.files import SegmentFile, another_user, classify, holders, of_other_namespaces
+from shmstore.files import NO_STORE_HINT, SegmentFile, another_user, classify, holders, of_other_namespaces
 from shmstore.places import VARIABLE, file_system, parts_of, path_of, stat_of
 from shmstore.refs import ObjectRef
 from shmstore.store.arguments import MODES
@@ -282,7 +282,7 @@ def cannot_open(file: SegmentFile) -> ShmStoreError:
             "process, and a call takes fd=, which handle.send has sent"
         )
     elif file.state in ("foreign", "blank"):
-        error.hint = "choose another name; shmstore ls lists the stores"
+        error.hint = NO_STORE_HINT
     elif file.state == "being created":
         error.hint = "wait for its writer to finish"
     elif file.state != "other version":

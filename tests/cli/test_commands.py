@@ -239,6 +239,13 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
     assert (1, True) == (ran.status, "shmstore ls" in ran.err), ran
 
 
+def test_a_store_whose_first_page_is_lost_is_removed_by_rm_as_every_command_says() -> None:
+    with case("foreign") as name:
+        for command in ("gc", name, "--yes", "--force"), ("verify", name), ("verify", name, "--quick"):
+            ran = piped(*command)
+            assert (1, True) == (ran.status, re.search(r"\(hint: .*\brm\b", ran.err) is not None), ran
+
+
 def test_top_of_all_judges_as_ls_does_and_of_one_as_dump_does() -> None:
     with case("dead") as sound, case("unfinished") as unfinished:
         everything = [piped("ls"), piped("top", "--iterations", "1")]

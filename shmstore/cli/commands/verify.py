@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_json, add_name, complain, print_json, shown, size
-from shmstore.files import another_user, classify
+from shmstore.files import NO_STORE_HINT, another_user, classify
 from shmstore.inspect.host import look_at_host
 from shmstore.places import place_of
 
@@ -32,6 +32,8 @@ def _run_quick(arguments: argparse.Namespace) -> int:
     several = f"{file.writers_alive} of {file.writers} writers are alive" if file.writers != 1 else None
     if file.state == "being created":
         problem = "its creation is not over (hint: wait for its writer)"
+    elif file.state in ("foreign", "blank"):
+        problem = f"{problem} (hint: {NO_STORE_HINT})"
     elif file.state == "ok" and not file.writers_alive:
         next_one = "open takes the store over, or creates it again if `shmstore verify NAME` finds damage"
         if file.writer_alive:  # of an owner without an arena
