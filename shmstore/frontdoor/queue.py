@@ -286,7 +286,7 @@ class Queue:
         for fd in (self._lock, self._bell, self._room):
             self._closing.callback(os.close, fd)
         self._closing.callback(_drop, self._puts, self._bell)
-        self._putting, self._getting = threading.Lock(), threading.Lock()
+        self._putting, self._getting = threading.RLock(), threading.RLock()  # these know who has them
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
         self._lane, self._stamp, self._look_at = secrets.token_hex(4), 0, 0.0
@@ -319,6 +319,15 @@ class Queue:
             raise StoreClosedError(f"{self!r} is closed", hint="use it before close(), or make another Queue")
         return self._closing
 
+    def _turn(self, lock: Any) -> Any:
+        """Return the lock to wait for; RuntimeError if this thread has it, which would wait for ever."""
+        if lock._is_owned():
+            raise RuntimeError(
+                f"this thread is in a call of {self!r} already (hint: a signal handler or a finalizer must not "
+                "make this call; let it set a flag instead)"
+            )
+        return lock
+
     def __repr__(self) -> str:
         return f"<Queue {self._folder!r}>"
 
@@ -349,7 +358,7 @@ class Queue:
 
     def _put(self, one: list[Any], again: bool = False) -> bool:
         """Put the value, or return False if there is no room; `again` after a wait for it."""
-        with self._putting:
+        with self._turn(self._putting):
             self._open()
             if again:
                 with suppress(BlockingIOError):
@@ -381,7 +390,7 @@ class Queue:
         return False
 
     def _begin(self) -> None:
-        with self._putting:
+        with self._turn(self._putting):
             self._open()
             if self._writer is None:
                 self._join()
@@ -472,7 +481,7 @@ class Queue:
 
     def _get(self, ack: bool = False) -> tuple[Any] | None:
         """Take the first value that can be had, or return None."""
-        with self._getting:
+        with self._turn(self._getting):
             closing = self._open()
             if self._writer is None:
                 _drop(self._puts, self._bell)
@@ -565,7 +574,7 @@ class Queue:
 
     def close(self) -> None:
         """End the calls of this process; what it has put stays for the others, and views stay valid. Idempotent."""
-        with self._putting, self._getting:
+        with self._turn(self._putting), self._turn(self._getting):
             closing, self._closing = self._closing, None
             if closing is not None:
                 closing.close()

@@ -7,6 +7,7 @@ import os
 import pickle
 import queue as standard
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -636,3 +637,36 @@ def test_an_interrupt_of_a_put_leaves_no_lease(queue: Queue) -> None:
         assert 0 == free_bytes(queue), f"interrupted at {number}"
         number += 1
     assert number > 10
+
+
+@pytest.mark.parametrize("call", ["put", "get", "close"])
+@pytest.mark.parametrize("interrupted", ["put", "get"])
+def test_a_signal_handler_is_refused_at_once_what_waits_for_the_call_that_it_interrupts(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, interrupted: str, call: str
+) -> None:
+    calls = {"put": lambda: queue.put(2), "get": lambda: queue.get(timeout=5), "close": queue.close}
+    refused, ring = [], module._ring
+
+    def handle(*_: Any) -> None:
+        try:
+            calls[call]()
+        except RuntimeError as error:
+            refused.append(error)
+
+    def interrupt(fifo: int) -> None:
+        monkeypatch.setattr(module, "_ring", ring)
+        signal.raise_signal(signal.SIGUSR1)
+
+    queue.put(0)
+    queue.put(1)
+    before = signal.signal(signal.SIGUSR1, handle)
+    monkeypatch.setattr(module, "_ring", interrupt)
+    try:
+        calls[interrupted]()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    if call in (interrupted, "close"):
+        with raises(RuntimeError, [repr(queue), "already"], ["signal handler"]):
+            raise refused[0]
+    assert len(refused) == (call in (interrupted, "close"))
+    calls[interrupted]()
