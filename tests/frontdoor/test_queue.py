@@ -162,6 +162,13 @@ def test_a_wrong_argument_leaves_nothing(folder: Path, wrong: Any, error: Any, n
     assert [] == os.listdir(folder)
 
 
+@pytest.mark.parametrize("capacity", [0, 100, "4095"])
+def test_a_number_of_values_is_no_capacity(folder: Path, capacity: int | str) -> None:
+    with raises(ValueError, ["capacity", str(capacity)], ["bytes", "maxsize"]):
+        Queue(capacity, dir=folder)
+    Queue(4096, dir=folder).close()
+
+
 @pytest.mark.parametrize("name", [None, "frames"])
 def test_a_folder_that_is_missing_is_an_error_of_shared_memory(folder: Path, name: str | None) -> None:
     with raises(SharedMemoryError, ["folder", str(folder / "none")], ["dir="]):
