@@ -39,6 +39,8 @@ from typing import Any, Self
 
 from shmstore.errors import (
     CorruptStoreError,
+    ObjectTooLargeError,
+    RankInUseError,
     StoreClosedError,
     StoreFullError,
     StoreNotFoundError,
@@ -191,6 +193,22 @@ def _pauses(timeout: float | None, longest: float, error: type[Exception]) -> It
             raise error
 
 
+class _Hints:
+    """Says what to do with a queue, whose user has no writers, ranks and claims; quicker than a generator."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: object) -> None:
+        if kind is ObjectTooLargeError:  # the hint may also say how to put it
+            error.hint = error.hint.replace(error.default_hint, "make the queue with a larger capacity")
+        elif kind is WriterActiveError or kind is RankInUseError:
+            error.hint = "make the queue for more `processes`, or close it, and drop its views, in one of them"
+
+
+_hints = _Hints()
+
+
 class _Once:
     """A serializer of lists of one value, which it takes apart once, however often it is put."""
 
@@ -231,6 +249,9 @@ class Delivery:
         elif (claim := self._claim) is not None:
             self._claim = None
             claim.end()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Delivery cannot be pickled (hint: send its value, and call done() here)")
 
 
 class Queue:
@@ -360,7 +381,7 @@ class Queue:
 
     def _put(self, one: list[Any], again: bool = False) -> bool:
         """Put the value, or return False if there is no room; `again` after a wait for it."""
-        with self._turn(self._putting):
+        with self._turn(self._putting), _hints:
             self._open()
             if again:
                 with suppress(BlockingIOError):
@@ -386,13 +407,14 @@ class Queue:
 
     def _store(self, writer: ObjectStoreWriter, key: str, one: list[Any]) -> bool:
         """Store the value, or return False if there is no room."""
-        with suppress(StoreFullError):
+        try:
             self._held[key] = writer.put(key, one, hold=True)  # no interrupt comes between: `_free` knows of all
-            return True
-        return False
+        except StoreFullError:
+            return False
+        return True
 
     def _begin(self) -> None:
-        with self._turn(self._putting):
+        with self._turn(self._putting), _hints:
             self._open()
             if self._writer is None:
                 self._join()
@@ -483,7 +505,7 @@ class Queue:
 
     def _get(self, ack: bool = False) -> tuple[Any] | None:
         """Take the first value that can be had, or return None."""
-        with self._turn(self._getting):
+        with self._turn(self._getting), _hints:
             closing = self._open()
             if self._writer is None:
                 _drop(self._puts, self._bell)
@@ -529,7 +551,7 @@ class Queue:
                 if claim is None:
                     return None
                 if not reader.claimed(key, namespace="taken"):  # it keeps nobody out
-                    raise RuntimeError("this process has 64 claims: end some, by done() of what was taken with ack")
+                    raise RuntimeError("this process has 64 deliveries (hint: end some first, by done())")
             if (pin := reader.find(key)) is None:
                 return None
             with pin:

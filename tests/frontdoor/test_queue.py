@@ -27,6 +27,7 @@ from shmstore import (
     ObjectTooLargeError,
     PickleSerde,
     Queue,
+    RankInUseError,
     SharedMemoryError,
     StoreClosedError,
     StoreNotFoundError,
@@ -187,6 +188,25 @@ def test_what_no_store_takes_is_refused_and_is_not_in_the_queue(queue: Queue) ->
     with pytest.raises(ObjectTooLargeError):
         queue.put(value(1, ROOM))
     assert queue.empty()
+
+
+def test_hints_say_what_to_do_with_a_queue(folder: Path) -> None:
+    with Queue(ROOM, processes=1, dir=folder) as one, pickle.loads(pickle.dumps(one)) as other:
+        one.put(1)
+        assert 1 == one.get()
+        for call, error in ((lambda: other.put(1), WriterActiveError), (other.get_nowait, RankInUseError)):
+            with pytest.raises(error) as caught:
+                call()
+            assert "make the queue for more `processes`" in caught.value.hint
+        for wrong, left in ((bytes(2 * ROOM), "uint8 array"), (value(1, ROOM), "")):
+            with pytest.raises(ObjectTooLargeError) as large:
+                one.put(wrong)
+            assert "make the queue with a larger capacity" in large.value.hint
+            assert left in large.value.hint
+            assert "inline" not in large.value.hint
+        one.put(2)
+        with raises(TypeError, ["Delivery", "pickled"], ["done()"]):
+            pickle.dumps(one.get(ack=True))
 
 
 # ---- bounds
@@ -356,7 +376,7 @@ def test_more_claims_than_there_are_is_an_error_and_loses_nothing(queue: Queue) 
     for number in range(70):
         queue.put(number)
     taken = []
-    with raises(RuntimeError, ["done()"]):
+    with raises(RuntimeError, ["deliveries"], ["done()"]):
         while True:
             taken.append(queue.get(ack=True))
     assert 70 == queue.qsize()
