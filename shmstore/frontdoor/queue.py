@@ -225,16 +225,16 @@ class _Once:
 class Delivery:
     """A value taken with `ack`, which comes again if its process dies, or if this is garbage, before `done`.
 
-    As a context manager it yields the value, and is done at a clean exit.
+    As a context manager it yields the value, and is done at a clean exit. A forked child's does nothing.
     """
 
     def __init__(self, value: Any, entry: str, claim: Any) -> None:
         self.value = value
-        self._entry, self._claim = entry, claim
+        self._entry, self._claim, self._pid = entry, claim, os.getpid()
 
     def done(self) -> None:
         """Let the value never come again; idempotent, and without effect once it may come to another consumer."""
-        if (claim := self._claim) is not None:
+        if (claim := self._claim) is not None and self._pid == os.getpid():
             with suppress(FileNotFoundError):
                 os.unlink(self._entry)
             self._claim = None

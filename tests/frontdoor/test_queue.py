@@ -372,6 +372,28 @@ def test_a_value_that_another_consumer_takes_first_is_not_taken_twice(
         queue.get(timeout=0)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_forked_child_does_not_end_a_delivery_of_its_parent(queue: Queue, fails: bool) -> None:
+    queue.put(1)
+    delivery = queue.get(ack=True)
+
+    def child() -> None:
+        with suppress(KeyError), delivery:
+            if fails:
+                raise KeyError
+        delivery.done()
+
+    process = FORK.Process(target=child)
+    process.start()
+    process.join(60)
+    assert 0 == process.exitcode
+    assert 1 == queue.qsize()
+    with pytest.raises(standard.Empty):
+        queue.get(timeout=0.2)
+    delivery.done()
+    assert queue.empty()
+
+
 def test_more_claims_than_there_are_is_an_error_and_loses_nothing(queue: Queue) -> None:
     for number in range(70):
         queue.put(number)
