@@ -33,6 +33,7 @@ from shmstore import (
     StoreNotFoundError,
     WriterActiveError,
 )
+from shmstore.cli.main import main
 from shmstore.frontdoor import queue as module
 from tests.frontdoor import killed
 from tests.frontdoor.killed import consume, number_of, produce, value
@@ -161,6 +162,12 @@ def test_a_wrong_argument_leaves_nothing(folder: Path, wrong: Any, error: Any, n
     with raises(error, names):
         Queue(**wrong, dir=folder)
     assert [] == os.listdir(folder)
+
+
+def test_the_commands_look_into_a_queue(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
+    queue.put(1)
+    assert 0 == main(["dump", "values", "--dir", queue._folder])
+    assert "writers 1 of 3 alive" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("capacity", [0, 100, "4095"])
