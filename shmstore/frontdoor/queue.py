@@ -278,7 +278,7 @@ class Queue:
     ) -> None:
         self._maxsize = int_of("maxsize", maxsize, 0, 1 << 62)
         self._serde, self._named = serde_of(serde), name is not None
-        if (capacity := size_of("capacity", capacity, MAX_CAPACITY, low=0)) < 4096:
+        if (capacity := size_of("capacity", capacity, MAX_CAPACITY)) < 4096:
             hint = 'it is bytes, or a text such as "64 MiB"; maxsize limits the number of values'
             raise ValueError(f"capacity must be at least 4096 bytes, not {capacity} (hint: {hint})")
         processes = int_of("processes", processes, 1, MAX_WRITERS)

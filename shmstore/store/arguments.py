@@ -42,17 +42,17 @@ def int_of(name: str, value: Any, low: int, high: int, what: str = "an int") -> 
     return number
 
 
-def size_of(name: str, value: Any, high: int = 1 << 62, low: int = 1) -> int:
+def size_of(name: str, value: Any, high: int = 1 << 62) -> int:
     """Return a size in bytes: an int, or a text such as "64M", "64 MiB" (powers of 1024) or "64 MB" (powers of 1000).
 
-    TypeError or ValueError, which name the argument, if it is neither, or not from `low` to `high`.
+    TypeError or ValueError, which name the argument, if it is neither, or not from 1 to `high`.
     """
     if isinstance(value, str):
         if (found := _SIZE.fullmatch(value.strip().lower())) is None:
             raise ValueError(f'{name} must be bytes, or a text such as "64M" or "1 GiB", not {shown(value)}')
         base = 1000 if found["unit"] and found["suffix"] == "b" else 1024
         value = int(float(found["number"]) * base ** " kmgt".index(found["unit"] or " "))
-    return int_of(name, value, low, high, 'bytes, or a text such as "64M" or "1 GiB"')
+    return int_of(name, value, 1, high, 'bytes, or a text such as "64M" or "1 GiB"')
 
 
 def several_of(name: str, value: Any, what: str) -> Iterable[Any]:

@@ -170,7 +170,7 @@ def test_the_commands_look_into_a_queue(queue: Queue, capsys: pytest.CaptureFixt
     assert "writers 1 of 3 alive" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("capacity", [0, 100, "4095"])
+@pytest.mark.parametrize("capacity", [1, 100, "4095"])
 def test_a_number_of_values_is_no_capacity(folder: Path, capacity: int | str) -> None:
     with raises(ValueError, ["capacity", str(capacity)], ["bytes", "maxsize"]):
         Queue(capacity, dir=folder)
