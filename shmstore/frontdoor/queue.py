@@ -439,6 +439,15 @@ class Queue:
         self._writer, self._held = writer, held
         return writer
 
+    def _stop_putting(self) -> None:
+        """Say that this process puts no more, unless a call of it is putting, which may be its first."""
+        lock: Any = self._putting
+        if not lock._is_owned() and lock.acquire(blocking=False):
+            try:
+                _drop(self._puts, self._bell)
+            finally:
+                lock.release()
+
     def _there(self) -> set[str]:
         """Return the keys in both folders: waiting first, since keys move from there."""
         there = {*os.listdir(self._waiting)}
@@ -495,7 +504,7 @@ class Queue:
         """
         while True:
             self._open()
-            _drop(self._puts, self._bell)
+            self._stop_putting()
             over = _is_unused(self._waiting) and (not self._named or os.path.exists(f"{self._folder}/begun"))
             if (found := self._get()) is not None:
                 return found[0]
@@ -508,7 +517,7 @@ class Queue:
         with self._turn(self._getting), _hints:
             closing = self._open()
             if self._writer is None:
-                _drop(self._puts, self._bell)
+                self._stop_putting()
             if self._reader is None:
                 self._reader = ObjectStoreReader.attach(
                     "values", None, finds_only=True, dir=self._folder, serde=self._serde

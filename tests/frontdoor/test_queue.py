@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -677,6 +678,28 @@ def test_a_first_put_that_fails_takes_no_arena(queue: Queue, monkeypatch: pytest
             with pytest.raises(ZeroDivisionError):
                 queue.put(1)
     queue.put(1, timeout=5)
+
+
+def test_an_iteration_does_not_end_during_a_first_put_whatever_another_thread_gets(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, found, real = pickle.loads(pickle.dumps(queue)), list[Any](), ObjectStoreWriter.join
+    iterating = threading.Thread(target=lambda: found.extend(other))
+
+    def join(*args: Any, **options: Any) -> ObjectStoreWriter:
+        with ThreadPoolExecutor(1) as another, pytest.raises(standard.Empty):
+            another.submit(queue.get_nowait).result()
+        iterating.start()
+        iterating.join(0.3)
+        assert iterating.is_alive()
+        return real(*args, **options)
+
+    monkeypatch.setattr(ObjectStoreWriter, "join", join)
+    queue.put(1)
+    queue.close()
+    iterating.join(10)
+    other.close()
+    assert [1] == found
 
 
 def test_an_interrupt_of_a_put_leaves_no_lease(queue: Queue) -> None:
