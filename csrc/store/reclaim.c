@@ -232,19 +232,13 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     return -1;
 }
 
-/* Finds a victim only for its slot, from the next one on or anywhere. 1: found. 0: there is no victim. -1: as
+/* Finds a victim only for its slot, near the hands or anywhere. 1: found. 0: there is no victim. -1: as
  * find_by_zones. */
 static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32_t *out) {
     shms_ring *r = &w->ring;
-    for (int spare_used = 1; spare_used >= 0; spare_used--)
-        for (uint32_t i = 0, s = shms_ring_next_victim(r); i < NEAR && i < r->count; i++, s = r->next[s]) {
-            if (s == SHMS_NONE)
-                s = r->first;
-            if (!(spare_used && shms_ring_is_used(r, s)) && shms_evictable(w, s)) {
-                *out = s;
-                return 1;
-            }
-        }
+    for (int level = SHMS_LEVEL_COLD; level <= SHMS_LEVEL_ANY; level++)
+        if ((*out = shms_ring_victim(r, level, NEAR, shms_evictable, w)) != SHMS_NONE)
+            return 1;
     if (!f->polled)
         shms_poll(w);
     f->polled = true;

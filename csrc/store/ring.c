@@ -109,20 +109,33 @@ uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name name) {
     return (end < area->to ? end : area->to) - area->hand;
 }
 
-/* The object that the area's hand reaches next. SHMS_NONE: the area has no object. */
-static uint32_t next_victim(const shms_ring *r, enum shms_area_name name) {
+/* `s`, or the first object of the area if `s` is behind the area. SHMS_NONE: the area has no object. */
+static uint32_t wrapped(const shms_ring *r, enum shms_area_name name, uint32_t s) {
     const shms_area *area = &r->areas[name];
-    uint32_t s = area->hand_next;
     if (s == SHMS_NONE || shms_ring_start(r, s) >= area->to)
         s = area_start(r, name);
     return s == SHMS_NONE || shms_ring_start(r, s) >= area->to ? SHMS_NONE : s;
 }
 
-uint32_t shms_ring_next_victim(const shms_ring *r) {
-    uint32_t small = next_victim(r, SHMS_SMALL), large = next_victim(r, SHMS_LARGE);
-    if (small == SHMS_NONE || large == SHMS_NONE)
-        return small == SHMS_NONE ? large : small;
-    return shms_get(&r->slots[small].id) <= shms_get(&r->slots[large].id) ? small : large;
+/* The object that the area's hand reaches next. SHMS_NONE: the area has no object. */
+static uint32_t next_victim(const shms_ring *r, enum shms_area_name name) {
+    return wrapped(r, name, r->areas[name].hand_next);
+}
+
+uint32_t shms_ring_victim(shms_ring *r, enum shms_level level, uint32_t limit, shms_evictable_fn *evictable,
+                          void *context) {
+    uint32_t oldest = SHMS_NONE;
+    for (int a = 0; a < SHMS_AREAS; a++) {
+        uint32_t first = next_victim(r, a), s = first, left = limit;
+        while (s != SHMS_NONE && ((level == SHMS_LEVEL_COLD && shms_ring_is_used(r, s)) || !evictable(context, s))) {
+            s = wrapped(r, a, r->next[s]);
+            if (--left == 0 || s == first)
+                s = SHMS_NONE;
+        }
+        if (s != SHMS_NONE && (oldest == SHMS_NONE || shms_get(&r->slots[s].id) < shms_get(&r->slots[oldest].id)))
+            oldest = s;
+    }
+    return oldest;
 }
 
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {

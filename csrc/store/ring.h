@@ -76,8 +76,9 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
 /* Chooses the area for an object of that span. A small object may go to the other area if that has room to spare at its
  * hand, or if its next victim is older. */
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span);
-/* The object that one of the hands reaches next: of two the older one. SHMS_NONE: there is no object. */
-uint32_t shms_ring_next_victim(const shms_ring *r);
+/* The first object from each area's hand on that may go: of two the older one. SHMS_NONE: none of the next `limit` may. */
+uint32_t shms_ring_victim(shms_ring *r, enum shms_level level, uint32_t limit, shms_evictable_fn *evictable,
+                          void *context);
 /* The gap at the area's hand, in bytes. */
 uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name area);
 /* Walks once round from the area's hand, over at most `limit` objects, and looks for a run of place->span bytes. Asks

@@ -58,6 +58,22 @@ def test_a_full_table_takes_the_slot_of_an_old_object_whatever_its_size(stores: 
     assert gone == 0
 
 
+@pytest.mark.parametrize(("old", "new"), [(20_000, 8), (8, 20_000), (8, 8)])
+@pytest.mark.parametrize("hold", [True, False])
+def test_in_a_full_table_an_object_that_stays_costs_no_younger_one_its_turn(
+    stores: Stores, old: int, new: int, hold: bool
+) -> None:
+    """The hand of its area stands in front of it, since no other object of its size comes."""
+    writer = stores.create(16 << 20, n_readers=1, max_objects=256)
+    writer.put("stays", np.zeros(old, np.uint8), hold=hold, lease=hold)
+    for number in range(3000):
+        writer.touch("stays")
+        writer.put(f"{number}", np.zeros(new, np.uint8), lease=False)
+        oldest = max(0, number - 254)
+        assert writer.is_cached(f"{oldest}")
+    assert writer.is_cached("stays")
+
+
 def test_what_is_protected_stays_inside_the_block_and_goes_after_it(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=1)
     writer.retire(0)
