@@ -335,8 +335,10 @@ def test_a_file_to_write_replaces_the_old_one_and_no_store(option: tuple[str, ..
             assert (1, True, before) == (ran.status, f"{path} is a store" in ran.err, (SHM / name).read_bytes()), ran
         link.unlink()
         link.symlink_to(old)
+        old.chmod(0o600)
         assert 0 == piped("dump", name, *option, str(link)).status
         assert (b"old", True, {old, link}) == (mapped.read(), old.stat().st_size > 3, set(tmp_path.iterdir()))
+        assert 0o600 == old.stat().st_mode & 0o777
         assert 0 == piped("dump", name, *option, "/dev/null").status
         command = [sys.executable, "-m", "shmstore", "dump", name, *option, "/dev/stdout"]
         assert old.read_bytes()[:6] == subprocess.run(command, capture_output=True, check=True, timeout=60).stdout[:6]

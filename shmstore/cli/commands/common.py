@@ -188,14 +188,18 @@ def file_argument(text: str) -> str:
 def new_file(path: str) -> Iterator[BinaryIO]:
     """Yield a file that takes the place of the one at `path` when the block ends; what is not a file is written itself.
 
-    The old file is not changed, since a process may have mapped it. ValueError if it is a store; an OSError has `path`.
+    The old file is not changed, since a process may have mapped it; the new one has its mode. ValueError if it is a
+    store; an OSError has `path`.
     """
-    target, special = os.path.realpath(path), os.path.exists(path) and not os.path.isfile(path)
-    if os.path.isfile(path) and classify(place_of(target)).state not in ("foreign", "blank", "unreadable"):
+    target, old = os.path.realpath(path), os.path.isfile(path)
+    special = os.path.exists(path) and not old
+    if old and classify(place_of(target)).state not in ("foreign", "blank", "unreadable"):
         raise ValueError(f"{path} is a store (hint: pass the path of another file, or of none)")
     file = path if special else os.path.join(os.path.dirname(target), f".shmstore.{os.urandom(4).hex()}")
     try:
         with open(file, "wb" if special else "xb") as out:
+            if old:  # which may be for nobody else
+                os.fchmod(out.fileno(), os.stat(target).st_mode & 0o777)
             yield out
         if not special:
             os.replace(file, target)
