@@ -8,6 +8,7 @@ kernel ends both with their process.
 import functools
 import inspect
 import os
+import threading
 import time
 import weakref
 from collections import Counter
@@ -37,6 +38,7 @@ _HEAD = 256  # bytes of an object beside its key, metadata and arrays, at most
 _AGAIN = 0.003  # seconds between two looks at another process's claim
 _LOOKS = 3  # how often a value must be absent; each time a thread may lose the processor at the wrong moment
 _MAKES, _PUTS = "make", "put"  # namespaces of claims
+_THREAD = "shmstore-cache"  # how the names of a cache's own threads begin
 _ABSENT: Final = object()
 _NONE_GIVEN: Final = object()
 _making: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("_making", default=())
@@ -450,12 +452,16 @@ class Cache(MutableMapping[str, Any]):
             return self._finish(key, expire, how, held, lambda: _plain(make))[0] if value is _ABSENT else value
 
     async def _aside(self, call: Callable[[], Any]) -> Any:
-        """Call it in a thread of this cache's own: all threads of the loop may wait for what it makes."""
+        """Call it in a thread of this cache's own: all threads of the loop may wait for what it makes.
+
+        A loop that runs in such a thread uses its own: all threads of the cache may wait for such loops.
+        """
         import asyncio
         from concurrent.futures import ThreadPoolExecutor
 
-        self._threads = self._threads or ThreadPoolExecutor(thread_name_prefix="shmstore-cache")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, call)
+        self._threads = self._threads or ThreadPoolExecutor(thread_name_prefix=_THREAD)
+        threads = None if threading.current_thread().name.startswith(_THREAD) else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, call)
 
     async def aget_or_make(
         self,

@@ -584,6 +584,23 @@ def test_a_value_is_stored_while_all_threads_of_the_loop_wait_for_it(opens: Open
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+def test_functions_that_ask_for_other_values_in_loops_of_their_own_may_take_all_threads(opens: Opens) -> None:
+    cache, threads = opens(), min(32, (os.cpu_count() or 1) + 4)
+    all_run = threading.Barrier(threads)
+    cache["a"] = 1
+    assert 1 == cache["a"]
+
+    def make(number: int) -> Any:
+        all_run.wait(20)
+        return asyncio.run(asyncio.wait_for(cache.aget_or_make(f"part-{number}", lambda: number), 10))
+
+    async def main() -> Any:
+        made = (cache.aget_or_make(f"{number}", partial(make, number)) for number in range(threads))
+        return await asyncio.gather(*made)
+
+    assert list(range(threads)) == asyncio.run(main())
+
+
 def test_what_a_coroutine_has_made_is_stored_however_early_its_task_is_cancelled(opens: Opens) -> None:
     cache, go, made = opens(), threading.Event(), asyncio.Event()
     cache["b"] = 1
