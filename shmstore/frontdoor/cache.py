@@ -16,6 +16,7 @@ from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Value
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -88,10 +89,12 @@ def _in_thread(make: Callable[[], Any]) -> Any:
 
 def _name_of(function: Callable[..., Any]) -> str:
     inner: Any = inspect.unwrap(function)
-    if getattr(inner, "__name__", "<lambda>") == "<lambda>" or getattr(inner, "__closure__", None):
+    method = any(not isinstance(getattr(each, "__self__", None), ModuleType | None) for each in (function, inner))
+    if getattr(inner, "__name__", "<lambda>") == "<lambda>" or method or getattr(inner, "__closure__", None):
         raise TypeError(
-            f"memoize makes keys of a function's name and arguments, and {errors.shown(function)} has none, or uses "
-            "variables of the function around it (hint: pass key=..., a function from the arguments to a str)"
+            f"memoize makes keys of a function's name and arguments, and {errors.shown(function)} has none, is a "
+            "method of an object, or uses variables of the function around it (hint: pass key=..., a function from the "
+            "arguments to a str)"
         )
     module = function.__module__
     if module in ("__main__", "__mp_main__"):  # as other programs call theirs, and spawned processes this one
@@ -518,8 +521,8 @@ class Cache(MutableMapping[str, Any]):
 
         `key(*args, **kwargs)` returns the key of a call. The default is its module, name and arguments, which
         must be str, bytes, int, float, bool or None. It knows nothing of the code: a function that has changed finds
-        its old results. Raises TypeError for a lambda, and for a function that uses variables of one around it, without
-        `key`.
+        its old results. Raises TypeError for a lambda, a method of an object, and a function that uses variables of one
+        around it, without `key`.
         """
         _refuse(options)
         if function is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -663,6 +663,11 @@ def test_memoize_keeps_the_results_of_a_function_by_its_arguments(opens: Opens) 
             cache.memoize(no_name)
     with raises(TypeError, ["variables"], ["key="]):
         cache.memoize(twice.__wrapped__)  # of this test
+    cached = type("", (), {"method": wraps(use_all)(lambda self: self)})()
+    for method in (cache.stats, cached.method, filled(1).sum, "a".count, dict.fromkeys):
+        with raises(TypeError, ["is a method"], ["key="]):
+            cache.memoize(method)
+    assert 3 == cache.memoize(len)("abc")  # of a module
     with raises(TypeError, ["ttl"], ["memoize"]):
         cache.memoize(ttl=3)
 
