@@ -279,9 +279,9 @@ class ObjectTooLargeError(ShmStoreError, ValueError):
 
 
 class ObjectExistsError(ShmStoreError, ValueError):
-    """An object with this key is stored, or a thread just puts it; keys are content hashes, so its bytes are the same.
+    """An object with this key is stored, or a thread is putting it; keys are content hashes, so its bytes are the same.
 
-    Threads of which each puts only after `find_or_claim(key, wait=seconds)` gave it the claim wait for one another.
+    Threads wait for one another if each puts only after `find_or_claim(key, wait=seconds)` has given it the claim.
     """
 
     default_message = "the object already exists in the storage"

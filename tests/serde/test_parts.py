@@ -107,7 +107,7 @@ def test_a_spoiled_part_is_refused(spoiled: tuple[str, bytes]) -> None:
 
 
 def test_annotations_take_little_longer_than_in_the_decoder_of_msgpack() -> None:
-    """Which is in C: to search the metadata in Python for tensors took half as long."""
+    """That one is in C: a search of the metadata for tensors, in Python, added half of its time."""
     meta = SERDE.encode([{"id": i, "box": [1.5, i, 2.5, 3.5], "area": i * 1.5, "name": "a"} for i in range(1000)]).meta
     calls = (partial(SERDE.decode, meta, b""), partial(msgpack.unpackb, meta))
     least = [inf, inf]

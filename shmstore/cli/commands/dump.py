@@ -289,7 +289,7 @@ def _copy_tensor(
         raise ObjectNotFoundError(f"{there} {short(path)}", hint=hint)
     (leaf,) = found
     data = inspector.payload(slot, leaf.offset, leaf.nbytes) if leaf.nbytes else bytearray()
-    with new_file(file) as out:  # np.save asks a file that it knows as one for its position, which a pipe has not
+    with new_file(file) as out:  # np.save asks a plain file for its position, and a pipe has none
         np.save(SimpleNamespace(write=out.write), np.ndarray(leaf.shape, leaf.carrier, data), allow_pickle=False)
     return leaf
 
