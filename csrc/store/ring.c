@@ -109,7 +109,7 @@ uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name name) {
     return (end < area->to ? end : area->to) - area->hand;
 }
 
-/* `s`, or the first object of the area if `s` is behind the area. SHMS_NONE: the area has no object. */
+/* `s`, or the first object of the area if `s` lies after the area. SHMS_NONE: the area has no object. */
 static uint32_t wrapped(const shms_ring *r, enum shms_area_name name, uint32_t s) {
     const shms_area *area = &r->areas[name];
     if (s == SHMS_NONE || shms_ring_start(r, s) >= area->to)

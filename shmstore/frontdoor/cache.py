@@ -99,7 +99,10 @@ def _name_of(function: Callable[..., Any]) -> str:
     module = function.__module__
     if module in ("__main__", "__mp_main__"):  # as other programs call theirs, and spawned processes this one
         module = os.path.abspath(inspect.getfile(inner))
-    return f"{module}.{function.__qualname__}"
+    name = f"{module}.{function.__qualname__}"
+    if "<locals>" in name:  # the function around it may make several, with defaults of their own
+        name += repr((getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None)))
+    return name
 
 
 @dataclass(frozen=True, slots=True)

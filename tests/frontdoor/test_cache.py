@@ -672,6 +672,19 @@ def test_memoize_keeps_the_results_of_a_function_by_its_arguments(opens: Opens) 
         cache.memoize(ttl=3)
 
 
+def test_inner_functions_of_other_defaults_have_other_results(opens: Opens) -> None:
+    cache = opens()
+
+    def scaled_by(n: int) -> Callable[[int], int]:
+        def scaled(x: int, n: int = n) -> int:
+            return x * n
+
+        return cache.memoize(scaled)  # type: ignore[no-any-return]
+
+    assert [20, 30, 20] == [scaled_by(n)(10) for n in (2, 3, 2)]
+    assert 2 == cache.stats().made
+
+
 def test_no_value_is_in_a_cache_by_what_is_no_key(opens: Opens) -> None:
     cache = opens()
     cache["a"] = 1
