@@ -129,7 +129,7 @@ def test_the_table_allows_only_what_is_imported() -> None:
         if not one.startswith("csrc/")
         and not any(user == row and is_below(name.removeprefix("shmstore."), one) for user, name in used)
     }
-    assert set() == stale, "the table in CONTRIBUTING.md allows what nobody imports"
+    assert set() == stale, "no module uses these imports, which the table in CONTRIBUTING.md allows"
 
 
 def test_a_module_imports_only_from_the_layers_below() -> None:

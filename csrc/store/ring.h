@@ -76,7 +76,8 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
 /* Chooses the area for an object of that span. A small object may go to the other area if that has room to spare at its
  * hand, or if its next victim is older. */
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span);
-/* The first object from each area's hand on that may go: of two the older one. SHMS_NONE: none of the next `limit` may. */
+/* From each area's hand on, looks for an object that may go, among at most `limit`, and returns the older of the two
+ * it finds. SHMS_NONE: it finds none. */
 uint32_t shms_ring_victim(shms_ring *r, enum shms_level level, uint32_t limit, shms_evictable_fn *evictable,
                           void *context);
 /* The gap at the area's hand, in bytes. */

@@ -194,7 +194,7 @@ def _pauses(timeout: float | None, longest: float, error: type[Exception]) -> It
 
 
 class _Hints:
-    """Says what to do with a queue, whose user has no writers, ranks and claims; quicker than a generator."""
+    """Gives errors a hint about the queue, whose user knows no writers or ranks. A generator would be slower."""
 
     def __enter__(self) -> None:
         pass
@@ -309,7 +309,7 @@ class Queue:
         for fd in (self._lock, self._bell, self._room):
             self._closing.callback(os.close, fd)
         self._closing.callback(_drop, self._puts, self._bell)
-        self._putting, self._getting = threading.RLock(), threading.RLock()  # these know who has them
+        self._putting, self._getting = threading.RLock(), threading.RLock()  # an RLock knows its owner, for `_turn`
         self._writer: ObjectStoreWriter | None = None
         self._reader: ObjectStoreReader | None = None
         self._lane, self._stamp, self._look_at = secrets.token_hex(4), 0, 0.0
